@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from lmm_r1 import cli, dotted
-from lmm_r1.cli.arguments import attach_help, help_of
+from lmm_r1.cli.arguments import help_of
 from lmm_r1.config import DIFFERENCES
 from lmm_r1.report.curves import METRICS
 
@@ -90,7 +90,6 @@ def _shared(rows: list[list[str]], *, but: list[str] | None = None) -> list[str]
 
 def _rows(config_class: type) -> list[str]:
     """Return a row per flag of a command."""
-    attach_help(config_class)
     rows = []
     for flag in dotted.leaf_types(config_class):
         effect = help_of(config_class, flag)

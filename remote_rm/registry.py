@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from remote_rm.verifier import DEFAULT_LIMITS, Verifier
+
+LIKENESS = 0.8
+"""Share of letters that a name has in common with the one that it is taken for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ VERIFIERS = {
 def verifier_class(name: str) -> type[Any]:
     """Return the class of the verifier called `name`; raises ValueError with the known names for an unknown one."""
     if name not in VERIFIERS:
-        match = difflib.get_close_matches(name, VERIFIERS, n=1)
+        match = difflib.get_close_matches(name, VERIFIERS, n=1, cutoff=LIKENESS)
         hint = f"did you mean {match[0]}? " if match else ""
         raise ValueError(f"unknown verifier {name!r}; {hint}Known are {', '.join(VERIFIERS)}")
     return importlib.import_module(VERIFIERS[name].module).VERIFIER
@@ -190,7 +194,7 @@ def _with_hyphens(argv: Sequence[str]) -> list[str]:
 
 def _unknown_flag(argument: str, *, parser: argparse.ArgumentParser) -> str:
     flag = argument.partition("=")[0]
-    match = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
+    match = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=LIKENESS)
     return f"unknown argument {argument}; " + (f"did you mean {match[0]}?" if match else "--help lists the flags")
 
 
@@ -221,14 +225,34 @@ def positive(number: type[int] | type[float]) -> Callable[[str], int | float]:
     return parse
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """The layout of the other commands' help: each flag in a line of its own, with its text below."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=8, width=min(shutil.get_terminal_size().columns, 100))
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return str(getattr(action.type, "__name__", "text")).strip("_").upper()
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return f"{action.help} (required)" if action.required else super()._get_help_string(action)
+
+
+def server_parser(*, prog: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser with the flags of help."""
+    parser = argparse.ArgumentParser(
+        prog=prog, usage=f"{prog} [FLAGS]", description=description, formatter_class=_Help, allow_abbrev=False
+    )
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
+    return parser
+
+
 def build_parser(name: str, *, prog: str) -> argparse.ArgumentParser:
     """Return the parser for the verifier called `name`; raises ValueError for an unknown one."""
     verifier = verifier_class(name)
-    parser = argparse.ArgumentParser(
+    parser = server_parser(
         prog=prog,
         description=f"Serve rewards over HTTP, in OpenRLHF's remote reward protocol: {VERIFIERS[name].purpose}.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
     )
     verifier.add_arguments(parser)
     add_serving_arguments(parser)

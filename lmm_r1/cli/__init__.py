@@ -19,32 +19,58 @@ from remote_rm.redaction import hide_in_logs
 # Set here, because a command may load torch before it knows what it does.
 cpu.choose_waiting()
 
-COMMANDS = {
-    "init": "write a first project: rows with images, settings, a reward function, and a README with its commands",
-    "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM",
-    "train_sft": "supervised fine-tuning (the cold start)",
-    "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
-    "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
-    "train_kd": "distillation: a student learns the token distributions of a teacher",
-    "plan": "estimate GPU and host memory before loading anything: a dry run of a training command",
-    "serve_verifier": "serve rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, sokoban, format, a composition, or a model as judge",
-    "serve_rm": "serve the rewards of a trained reward model over HTTP, for text and images",
-    "serve_chat": "serve a checkpoint with the OpenAI chat API, for text and images: as a judge or for other evaluation tools",
-    "interactive_chat": "chat with a checkpoint in the terminal, with images",
-    "batch_inference": "generate responses to a file of rows, score and select them; resumable",
-    "evaluate": "measure accuracy, pass@k, majority@k, format and length of checkpoints on row files and benchmark suites",
-    "report": "write a self-contained HTML page about a run or a curriculum, or compare several: curves, scores, rollouts",
-    "check_data": "statistics of a row file and problems that training would have with it; a page with its images",
-    "prepare_data": "write rows of a public dataset by its recipe, from the hub or a local copy, with images and hashes; resumable",
-    "make_task": "write row files of a procedural task, with images",
-    "reproduce": "run a recipe of the repository and say which of its figures are inside their expected range",
-    "kits": "list the supported architectures and what each supports",
-    "convert_config": "convert settings of EasyR1, verl or LMM-R1's own scripts to a file for --config, with a list of what has no counterpart",
-    "convert_checkpoint": "convert a checkpoint from its maker's format to the format that the other commands take",
-    "merge": "write a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint, and check it",
-    "completion": "print a script with which bash or zsh completes commands, flags and their values",
-    "make_tiny_model": "build a small random multimodal model and its processor, to try commands on any machine",
+GROUPS = {
+    "start and plan": {
+        "init": "write a first project: rows with images, settings, a reward function, and a README with its commands",
+        "plan": "estimate GPU and host memory before loading anything: a dry run of a training command",
+        "reproduce": "run a recipe of the repository and say which of its figures are inside their expected range",
+    },
+    "data": {
+        "check_data": "statistics of a row file and problems that training would have with it; a page with its images",
+        "prepare_data": "write rows of a public dataset by its recipe, from the hub or a local copy; resumable",
+        "make_task": "write row files of a procedural task, with images",
+    },
+    "train": {
+        "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM: GRPO, RLOO, REINFORCE++, PPO, DAPO, GSPO",
+        "train_sft": "supervised fine-tuning (the cold start)",
+        "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
+        "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
+        "train_kd": "distillation: a student learns the token distributions of a teacher",
+    },
+    "evaluate and use": {
+        "evaluate": "measure accuracy, pass@k, majority@k, format and length on row files and benchmark suites",
+        "report": "write an HTML page about a run or a curriculum, or compare several: curves, scores, rollouts",
+        "batch_inference": "generate responses to a file of rows, score and select them; resumable",
+        "interactive_chat": "chat with a checkpoint in the terminal, with images",
+    },
+    "serve": {
+        "serve_verifier": "serve rewards over HTTP: answers by rules, a composition of rules, or a model as judge",
+        "serve_rm": "serve the rewards of a trained reward model over HTTP, for text and images",
+        "serve_chat": "serve a checkpoint with the OpenAI chat API, for text and images",
+    },
+    "convert and look up": {
+        "merge": "write a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint",
+        "convert_config": "convert settings of other trainers to a file for --config, with a list of what has no counterpart",
+        "convert_checkpoint": "convert a checkpoint from its maker's format to the format that the other commands take",
+        "make_tiny_model": "build a small random multimodal model and its processor, to try commands on any machine",
+        "kits": "list the supported architectures and what each supports",
+        "completion": "print a script with which bash or zsh completes commands, flags and their values",
+    },
 }
+COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
+_MEANT = {
+    "train_ppo_ray": "rl rlhf rlvr ppo grpo gspo dapo rloo reinforce remax r1",
+    "train_sft": "finetune fine_tune pretrain pt",
+    "train_rm": "reward reward_model",
+    "train_kd": "gkd distill distillation",
+    "batch_inference": "infer inference generate predict rollout",
+    "evaluate": "benchmark test",
+    "interactive_chat": "chat cli",
+    "serve_chat": "deploy api vllm_serve",
+    "merge": "export merge_lora lora_combiner",
+    "check_data": "data validate",
+}
+"""What others call our commands, in which train_ may come first."""
 
 HELP = ("-h", "--help", "help")
 EXTRA_PACKAGES = frozenset(("torch", "vllm", "openrlhf", "ray", "deepspeed", "transformers", "peft", "accelerate"))
@@ -160,10 +186,20 @@ def _run(arguments: list[str]) -> None:
     elif name in COMMANDS:
         importlib.import_module(f"lmm_r1.cli.{name}").main(arguments[1:])
     else:
-        match = nearest(name, known=COMMANDS)
-        hint = f"did you mean {match}?" if match else f"known are {', '.join(COMMANDS)}"
+        meant = _meant(name.lower().replace("-", "_"))
+        hint = f"did you mean {', '.join(meant)}?" if meant else "`lmm-r1 --help` lists the commands"
         print(f"lmm-r1: error: unknown command {name}; {hint}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _meant(name: str) -> list[str]:
+    """Return the commands that a name may stand for."""
+    bare = name.removeprefix("train_")
+    meant = [command for command, names in _MEANT.items() if bare in names.split()]
+    if meant and (bare == name or meant[0].startswith("train_")):
+        return meant
+    begun = [command for command in COMMANDS if command.startswith(f"{name}_") or command == f"train_{name}"]
+    return begun or [near for near in [nearest(name, known=COMMANDS)] if near]
 
 
 def _use_kit(given: list[str]) -> None:
@@ -183,8 +219,11 @@ def _use_kit(given: list[str]) -> None:
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     columns, indent = shutil.get_terminal_size().columns, " " * (width + 4)
-    listed = "\n".join(
-        textwrap.fill(f"  {name:<{width}}  {what}", columns, subsequent_indent=indent)
-        for name, what in COMMANDS.items()
-    )
-    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit KIT.json COMMAND takes a kit that lmm-r1 kits --derive has written."
+    listed = ""
+    for title, group in GROUPS.items():
+        lines = (
+            textwrap.fill(f"  {name:<{width}}  {what}", columns, subsequent_indent=indent)
+            for name, what in group.items()
+        )
+        listed += "\n".join((f"{title}:", *lines, "\n"))
+    return f"usage: lmm-r1 COMMAND [FLAGS]\n\n{listed}lmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit KIT.json COMMAND takes a kit that lmm-r1 kits --derive has written."

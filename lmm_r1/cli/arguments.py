@@ -17,9 +17,8 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import tyro
@@ -40,34 +39,13 @@ if TYPE_CHECKING:
     from lmm_r1.data.sent_prompt import MediaAccess
 
 
-HELP = "help"
-
-
-def attach_help(config_class: type) -> None:
-    """Put the docstring below each field, including nested groups, into the field's metadata, which tyro reads first.
-
-    tyro finds them by itself, but searches a module's source again for every class in it: 0.3 s for 170 flags.
-    """
-    hints = typing.get_type_hints(config_class)
-    texts = {name: text for base in reversed(config_class.__mro__) for name, text in _class_texts(base).items()}
-    for field in dataclasses.fields(config_class):
-        if HELP not in field.metadata and field.name in texts:
-            field.metadata = MappingProxyType({**field.metadata, HELP: texts[field.name]})
-        if dataclasses.is_dataclass(hints[field.name]):
-            attach_help(hints[field.name])
-
-
 def help_of(config_class: type, flag: str) -> str:
-    """Return a flag's help by its dotted name, after `attach_help`; empty without a docstring."""
+    """Return the docstring below a flag or a group, by its dotted name; empty without one."""
     *groups, name = flag.split(".")
     for group in groups:
         config_class = typing.get_type_hints(config_class)[group]
-    (field,) = (field for field in dataclasses.fields(config_class) if field.name == name)
-    return field.metadata.get(HELP, "")
-
-
-def _class_texts(config_class: type) -> dict[str, str]:
-    return _module_texts(config_class.__module__).get(config_class.__qualname__, {})
+    texts = (_module_texts(base.__module__).get(base.__qualname__, {}) for base in config_class.__mro__)
+    return next((own[name] for own in texts if name in own), "")
 
 
 @functools.cache
@@ -94,20 +72,38 @@ _WORDS: dict[object, str] = {int: "INT", float: "FLOAT", str: "TEXT", JsonText: 
 _WIDEST = 100
 
 
-def first_page(defaults: DataclassInstance, first: FirstHelp, *, prog: str, description: str) -> str:
+def help_page(defaults: DataclassInstance, first: FirstHelp | None, *, prog: str, description: str) -> str:
     """Return the page, as wide as the terminal.
 
     Args:
         defaults: the value of each flag that is not set.
+        first: the examples and flags to show; None shows all flags.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    flags = dotted.leaf_types(type(defaults))
-    parts = [f"usage: {prog} [FLAGS]", textwrap.fill(description, width), "Examples:"]
-    parts += [_shown(example, prog=prog, width=width) for example in first.examples]
+    flags, placed = dotted.leaf_types(type(defaults)), positionals(type(defaults))
+    usage = " ".join(["usage:", prog, *placed.values(), *(["[FLAGS]"] if len(flags) > len(placed) else [])])
+    parts = [usage, textwrap.fill(description, width)]
+    if first is None:
+        for group, names in itertools.groupby(flags, key=lambda flag: flag.partition(".")[0] if "." in flag else ""):
+            parts += [f"{group}: {help_of(type(defaults), group)}".rstrip()] if group else []
+            parts += [_told(defaults, flag, flags[flag], width=width, place=placed.get(flag)) for flag in names]
+        return "\n\n".join(parts)
+    parts += ["Examples:", *(_shown(example, prog=prog, width=width) for example in first.examples)]
     parts.append(f"The {len(first.flags)} most used flags:")
     parts += [_told(defaults, flag, flags[flag], width=width) for flag in first.flags]
     parts.append(f"`{prog} --help-all` lists all {len(flags)} flags.")
     return "\n\n".join(parts)
+
+
+def positionals(config_class: type) -> dict[str, str]:
+    """Return what stands in the usage for each argument that has no flag."""
+    found = {}
+    for name, hint in typing.get_type_hints(config_class, include_extras=True).items():
+        marks = typing.get_args(hint)
+        if tyro.conf.Positional in marks:
+            choices = value_name(marks[0]) if typing.get_origin(marks[0]) is typing.Literal else name.upper()
+            found[name] = next((mark.metavar for mark in marks if hasattr(mark, "metavar")), choices)
+    return found
 
 
 def _shown(example: Example, *, prog: str, width: int) -> str:
@@ -122,10 +118,13 @@ def _shown(example: Example, *, prog: str, width: int) -> str:
     return f"  # {example.what}\n" + " \\\n".join(lines)
 
 
-def _told(defaults: object, flag: str, hint: object, *, width: int) -> str:
+def _told(defaults: object, flag: str, hint: object, *, width: int, place: str | None = None) -> str:
     default = dotted.get(defaults, flag)
     said = "required" if default is tyro.MISSING else f"default: {_as_typed(default)}"
-    head, choices = f"  --{flag} {value_name(hint)}".rstrip(), ""
+    head, choices = f"  {place or f'--{flag} {value_name(hint)}'}".rstrip(), ""
+    if dotted.is_switch(hint) and default is not False:
+        group, dot, last = flag.rpartition(".")
+        head += f" | --{group}{dot}no_{last}"
     if len(head) > width:
         head, choices = f"  --{flag} NAME", f"One of {', '.join(map(str, typing.get_args(hint)))}. "
     text = " ".join(f"{choices}{help_of(type(defaults), flag)} ({said})".split())
@@ -136,7 +135,7 @@ def _told(defaults: object, flag: str, hint: object, *, width: int) -> str:
 
 
 def _as_typed(value: object) -> str:
-    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return (" ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none"
 
 
 def value_name(hint: object) -> str:
@@ -158,8 +157,6 @@ def value_name(hint: object) -> str:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
-# Flags that tyro handles itself in every command.
-TYRO_FLAGS = ("tyro_print_completion", "tyro_write_completion")
 HELP_FLAGS = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}
 """Whether each shows all flags if the command has a first page."""
 CONFIG_FLAG = "config"
@@ -170,7 +167,6 @@ _ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P
 # Short names of flags that most runs set.
 SHORT_FLAGS = {"reward": "reward.remote_url"}
 """Each with the flag that it replaces."""
-_FORMER = {"verifier": "reward", "verifiers": "reward", "eval.verifier": "eval.reward"}
 CONFIG_HELP = "Command-line flags override `--config FILE.yaml`."
 
 
@@ -196,7 +192,7 @@ def parse(
     arguments = [_in_full(argument, flags) for argument in arguments]
     arguments = _without_only_defaults(arguments, flags, prog=prog)
     lister = f"{prog} --help" if first_help is None else f"{prog} --help-all"
-    _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog, lister=lister)
+    _refuse_unknown_flags(arguments, flags, prog=prog, lister=lister)
     _refuse_wrong_values(arguments, flags, prog=prog)
     arguments = list(_open_switches_valued(arguments, flags))
     default = tyro.MISSING_NONPROP
@@ -210,18 +206,15 @@ def parse(
         tyro.cli,
         config_class,
         prog=prog,
-        description=f"{description} {CONFIG_HELP}",
         args=arguments,
         default=default,
         use_underscores=True,
     )
     asked = [HELP_FLAGS[argument] for argument in arguments if argument in HELP_FLAGS]
     if asked:
-        attach_help(config_class)
-        if first_help is None or any(asked):
-            return read(args=["--help"])
         given = default if isinstance(default, config_class) else _defaults(config_class)
-        print(first_page(given, first_help, prog=prog, description=f"{description} {CONFIG_HELP}"))
+        first = None if any(asked) else first_help
+        print(help_page(given, first, prog=prog, description=f"{description} {CONFIG_HELP}"))
         raise SystemExit(0)
     return _in_a_sentence(read, prog=prog, lister=lister)
 
@@ -309,9 +302,7 @@ def _without_only_defaults(arguments: Sequence[str], flags: dict[str, object], *
     return rest
 
 
-def _refuse_unknown_flags(
-    arguments: Sequence[str], flags: dict[str, object], *, config_class: type, prog: str, lister: str
-) -> None:
+def _refuse_unknown_flags(arguments: Sequence[str], flags: dict[str, object], *, prog: str, lister: str) -> None:
     """End the process with code 2 at a flag that there is not.
 
     Args:
@@ -325,35 +316,17 @@ def _refuse_unknown_flags(
             continue
         spelled = argument.partition("=")[0]
         name = spelled[2:].replace("-", "_")
-        if name in flags or name in negated or name in TYRO_FLAGS:
+        if name in flags or name in negated:
             continue
         # Imported only if needed: a large table.
-        from lmm_r1.migrate.openrlhf import old_flag
+        from lmm_r1.migrate.other_names import counterpart
 
-        if old := old_flag(name, config_class=config_class):
-            _exit(prog, f"{spelled} {old}; `lmm-r1 convert_config FILE` converts whole scripts")
-        refuse_renamed([argument], flags, prog=prog)
-        former = _FORMER.get(name, "")
-        taken = {former, SHORT_FLAGS.get(former)} & flags.keys()
-        match = former if taken else nearest(name, known=flags)
+        known = [*flags, *(short for short, full in SHORT_FLAGS.items() if full in flags)]
+        if here := counterpart(name, known=known):
+            _exit(prog, f"{spelled} {here}")
+        match = nearest(name, known=known)
         hint = f"did you mean --{match}?" if match else f"{lister} lists them all"
         _exit(prog, f"unknown flag {spelled}; {hint}")
-
-
-def refuse_renamed(arguments: Sequence[str], flags: Collection[str], *, prog: str) -> None:
-    """End the process with code 2 at a flag that OpenRLHF's command of this name has under another name.
-
-    Args:
-        flags: the names of the command's flags, with underscores.
-    """
-    # Imported only if needed: a large table.
-    from lmm_r1.migrate.openrlhf import renamed_flag
-
-    for argument in arguments:
-        spelled = argument.partition("=")[0]
-        name = spelled[2:].replace("-", "_")
-        if spelled.startswith("--") and name not in flags and (new := renamed_flag(name, known=flags)):
-            _exit(prog, f"{spelled} {new}")
 
 
 def _refuse_wrong_values(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> None:
@@ -422,17 +395,16 @@ def _defaults(config_class: type[Config]) -> Config:
     return config_class(**dict.fromkeys(required, tyro.MISSING))
 
 
-def model_server_parser(*, prog: str, description: str, model: str) -> argparse.ArgumentParser:
-    """Return a parser with the flag of the checkpoint.
+def refuse_other_names(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """End the process with code 2 at a flag that has another name here."""
+    known = {action.dest for action in parser._actions}
+    for argument in sys.argv[1:] if argv is None else argv:
+        flag = argument.partition("=")[0]
+        if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in known:
+            from lmm_r1.migrate.other_names import renamed
 
-    Args:
-        model: what --model takes.
-    """
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--model", required=True, metavar="CHECKPOINT", help=model)
-    return parser
+            if here := renamed(name, known=known):
+                _exit(parser.prog, f"{flag} {here}")
 
 
 def add_access_arguments(parser: argparse.ArgumentParser, *, named_by: str) -> None:

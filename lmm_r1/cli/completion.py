@@ -16,7 +16,7 @@ from tyro.conf import Positional
 
 from lmm_r1 import dotted
 from lmm_r1.cli import COMMANDS, run_command
-from lmm_r1.cli.arguments import CONFIG_FLAG, SHORT_FLAGS, parse
+from lmm_r1.cli.arguments import CONFIG_FLAG, SHORT_FLAGS, parse, positionals
 
 SHELLS = ("bash", "zsh")
 
@@ -58,8 +58,7 @@ def _of_module(name: str) -> Known:
 
 
 def _of_config(config_class: type) -> Known:
-    hints = typing.get_type_hints(config_class, include_extras=True)
-    placed = {name for name, hint in hints.items() if Positional in typing.get_args(hint)}
+    placed = positionals(config_class)
     flags: dict[str, Sequence[str] | None] = {}
     for name, hint in dotted.leaf_types(config_class).items():
         if name in placed:

@@ -24,8 +24,8 @@ from lmm_r1.migrate.table import CONFIG_CLASSES, missing
 
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
-    "Write the settings of a run of OpenRLHF, LMM-R1, EasyR1, verl, Mini-o3, TRL, R1-V, LLaMA-Factory or ms-swift as a YAML "
-    "file for --config of our trainers. The file is a script, which is read and not run, or YAML. Comments at the top of "
+    "Write the settings of a run of OpenRLHF, LMM-R1, EasyR1, verl, Mini-o3, TRL or R1-V as a YAML file "
+    "for --config of our trainers. The file is a script, which is read and not run, or YAML. Comments at the top of "
     "the result list what is left to fill in, has no counterpart, or means something else."
 )
 
@@ -35,10 +35,10 @@ class ConvertConfig:
     file: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="FILE [KEY=VALUE ...]", help_behavior_hint="(required)"),
+        tyro.conf.arg(metavar="FILE [KEY=VALUE ...]"),
     ]
     """A YAML file or a bash script, then settings and variables that win over it: trainer.nnodes=2 HOME=/data."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    output: Path | None = None
     """Where the result goes; by default it is printed."""
 
 
@@ -67,7 +67,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(document, end="")
         else:
             write_atomically(config.output, text=document)
-            print(f"{config.output}: {len(conversion.flags)} settings for {conversion.command}; {_counts(conversion)}")
+            kinds = [note.kind for note in conversion.notes]
+            print(
+                f"{config.output}: {len(conversion.flags)} settings for {conversion.command}; "
+                f"{kinds.count('without counterpart')} have no counterpart, {kinds.count('another meaning')} mean "
+                "something else, listed in the comments at its top"
+            )
         if refusal is not None:
             print(f"{PROG}: {conversion.command} will refuse this until it is mended: {refusal}", file=sys.stderr)
 
@@ -93,14 +98,6 @@ def _check(document: str, conversion: Conversion) -> str | None:
     finally:
         resolving.setLevel(level)
     return None
-
-
-def _counts(conversion: Conversion) -> str:
-    kinds = [note.kind for note in conversion.notes]
-    return (
-        f"{kinds.count('without counterpart')} have no counterpart, {kinds.count('another meaning')} mean something else, "
-        "listed in the comments at its top"
-    )
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ class ReportConfig:
     runs: Annotated[
         tuple[Path, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)"),
+        tyro.conf.arg(metavar="RUN [RUN ...]"),
     ]
     """Run folders (a stage's output folder), or folders that hold the stages; several are a chain, or compared."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    output: Path | None = None
     """Where the page goes; by default report.html in the last RUN, or comparison.html here."""
-    seconds: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
+    seconds: float | None = None
     """Seconds that the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
     """How many rollouts the page holds at most: whole groups, spread evenly over the steps."""

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import rich.box
 import tyro
@@ -35,9 +34,9 @@ BANDS = CHECKOUT / "examples/bands"
 class ReproduceConfig:
     """The recipe and where its runs go."""
 
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="NAME")] = None
+    name: tyro.conf.Positional[str | None] = None
     """Name of a band file, without `.yaml`."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    output: Path | None = None
     """Folder of the runs, one per seed; by default runs/reproduce/NAME."""
     seeds: tuple[int, ...] = ()
     """Seeds to run; by default all of the band file."""

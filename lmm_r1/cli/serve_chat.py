@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli import run_command, user_errors
-from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser
+from lmm_r1.cli.arguments import add_access_arguments, media_access, refuse_other_names
 from lmm_r1.config.generation import ChatConfig, check_chat
-from remote_rm.registry import add_listening_arguments, parse_flags, positive
+from remote_rm.registry import add_listening_arguments, parse_flags, positive, server_parser
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,15 +27,18 @@ RESPONSES = 64
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; an unknown flag or a bad value ends the process with code 2."""
-    args = parse_flags(build_parser(), argv)
+    parser = build_parser()
+    refuse_other_names(parser, argv)
+    args = parse_flags(parser, argv)
     with user_errors(PROG):
         _serve(args)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: the flags of the model, then those that every server has."""
-    parser = model_server_parser(
-        prog=PROG, description=DESCRIPTION, model="a folder or a hub name, or an adapter's folder"
+    parser = server_parser(prog=PROG, description=DESCRIPTION)
+    parser.add_argument(
+        "--model", required=True, metavar="CHECKPOINT", help="a folder or a hub name, or an adapter's folder"
     )
     parser.add_argument("--name", help="what requests call the model; by default as --model does")
     parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter to merge into the model")

@@ -1,15 +1,14 @@
 """`lmm-r1 serve_rm --model FOLDER --port 5000`: rewards by a trained reward model, over HTTP."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli import run_command, user_errors
-from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, refuse_renamed
+from lmm_r1.cli.arguments import add_access_arguments, media_access, refuse_other_names
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
-from remote_rm.registry import add_listening_arguments, parse_flags, positive
+from remote_rm.registry import add_listening_arguments, parse_flags, positive, server_parser
 
 if TYPE_CHECKING:
     from lmm_r1.scoring.reward_model import RewardModel
@@ -21,8 +20,7 @@ DESCRIPTION = "Serve the rewards of a trained reward model for text and images i
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; an unknown flag or a bad value ends the process with code 2."""
     parser = build_parser()
-    flags = {action.dest for action in parser._actions}
-    refuse_renamed(sys.argv[1:] if argv is None else argv, flags, prog=PROG)
+    refuse_other_names(parser, argv)
     args = parse_flags(parser, argv)
     with user_errors(PROG):
         _serve(args)
@@ -30,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: the flags of the model, then those that every reward server has."""
-    parser = model_server_parser(prog=PROG, description=DESCRIPTION, model="reward model: a folder or a hub name")
+    parser = server_parser(prog=PROG, description=DESCRIPTION)
+    parser.add_argument("--model", required=True, metavar="CHECKPOINT", help="reward model: a folder or a hub name")
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),

@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; an unknown verifier, flag or value ends the process with code 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "--help-all", "--help_all"):
         print(_usage())
         return
     if name.startswith("-"):
@@ -35,7 +35,7 @@ def _usage() -> str:
     width = max(map(len, VERIFIERS))
     listed = "\n".join(f"  {name:<{width}}  {verifier.purpose}" for name, verifier in VERIFIERS.items())
     return (
-        f"usage: {PROG} NAME [flags]\n\nServe rewards over HTTP, in OpenRLHF's remote reward protocol.\n\n{listed}\n\n"
+        f"usage: {PROG} NAME [FLAGS]\n\nServe rewards over HTTP, in OpenRLHF's remote reward protocol.\n\n{listed}\n\n"
         f"{PROG} NAME --help lists the flags of a verifier."
     )
 

@@ -90,13 +90,26 @@ def _leaves(
         name = prefix + key.value.replace("-", "_")
         if name in flags:
             yield name, value
-        elif not any(flag.startswith(f"{name}.") for flag in flags):
-            match = nearest(name, known=flags)
-            raise YamlError(f"{where}unknown key {name}" + (f"; did you mean {match}?" if match else ""))
-        elif isinstance(value, yaml.MappingNode):
+        elif any(flag.startswith(f"{name}.") for flag in flags):
+            if not isinstance(value, yaml.MappingNode):
+                raise YamlError(f"{where}{name} is a group of settings, not a setting")
             yield from _leaves(value, flags, prefix=f"{name}.", source=source)
         else:
-            raise YamlError(f"{where}{name} is a group of settings, not a setting")
+            advice = _advice(name, flags)
+            if advice or not value.value or not isinstance(value, yaml.MappingNode):
+                raise YamlError(f"{where}{advice or f'unknown key {name}'}")
+            # The names inside say what is meant.
+            yield from _leaves(value, flags, prefix=f"{name}.", source=source)
+
+
+def _advice(name: str, flags: Mapping[str, object]) -> str:
+    # Imported only if needed: a large table.
+    from lmm_r1.migrate.other_names import counterpart
+
+    if here := counterpart(name, known=flags):
+        return f"{name} {here.replace('--', '')}"
+    match = nearest(name, known=flags)
+    return f"unknown key {name}; did you mean {match}?" if match else ""
 
 
 def _convert(node: yaml.Node, hint: object) -> object:
@@ -204,10 +217,10 @@ def _meant(text: str, hint: object) -> str:
     """Return the end of a sentence that suggests a choice for an unknown value; "" without a suggestion."""
     if typing.get_origin(hint) is not typing.Literal:
         return ""
-    from lmm_r1.config.ppo import ESTIMATORS_ELSEWHERE
+    from lmm_r1.migrate.table import names_of
 
     choices = [str(choice) for choice in typing.get_args(hint)]
-    here = ESTIMATORS_ELSEWHERE.get(text.lower().replace("-", "_"))
+    here = names_of("estimators").get(text.lower().replace("++", "_plus_plus").replace("-", "_"))
     if here in choices:
         return f", which is called {here} here"
     match = nearest(text, known=choices)

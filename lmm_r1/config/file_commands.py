@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import tyro
 
@@ -86,7 +86,7 @@ Kind: TypeAlias = Literal["prompts", "preference"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckDataConfig(RowsConfig):
-    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    file: tyro.conf.Positional[str]
     """Row file, folder or dataset to check, as --data.prompt_dataset and --data.dataset take it."""
     model: str | None = None
     """Model whose processor counts the tokens, a folder or a hub name; None leaves lengths unchecked."""

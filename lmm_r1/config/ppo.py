@@ -224,22 +224,6 @@ class RewardConfig(PlacedModel):
     """For a response cut off at the length limit: 0 to 1 scales its reward, a negative number replaces it."""
 
 
-# What papers and other trainers call them.
-ESTIMATORS_ELSEWHERE = {
-    "grpo": "group_norm",
-    "ppo": "gae",
-    "reinforce++": "reinforce",
-    "reinforce_plus_plus": "reinforce",
-    "reinforce++_baseline": "reinforce_baseline",
-    "reinforce_plus_plus_baseline": "reinforce_baseline",
-    "drgrpo": "dr_grpo",
-    "dapo": "group_norm",
-    "passk": "grpo_passk",
-    "pass_k": "grpo_passk",
-    "pass@k": "grpo_passk",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
     estimator: EstimatorName = "reinforce_baseline"
@@ -569,13 +553,13 @@ class PPOConfig:
             "actor.model_name_or_path",
             "data.prompt_dataset",
             "reward.remote_url",
-            "ckpt.output_dir",
-            "algo.advantage.estimator",
+            "eval.dataset",
+            "train.num_episodes",
             "rollout.n_samples_per_prompt",
-            "rollout.batch_size",
             "rollout.max_new_tokens",
-            "train.batch_size",
+            "data.max_len",
             "actor.adam.lr",
+            "ds.lora.rank",
         ),
     )
 

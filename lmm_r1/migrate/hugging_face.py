@@ -1,10 +1,10 @@
-"""Conversion of the arguments of Hugging Face's trainers: those that TRL, R1-V, LLaMA-Factory and ms-swift share, and TRL's."""
+"""Conversion of the arguments of Hugging Face's trainers: TRL's and R1-V's."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
@@ -23,7 +23,6 @@ from lmm_r1.migrate.table import (
     lacks,
     listed,
     names_of,
-    ruled,
     settings_of,
     to,
     trackers,
@@ -32,23 +31,20 @@ from lmm_r1.migrate.table import (
 
 SCHEDULES = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 """Schedules that have another name here."""
-ATTENTIONS = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2"}
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MARKS_OF_GRPO = ("num_generations", "max_completion_length", "reward_funcs")
 """Arguments that only GRPO has."""
 
 
-def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[Setting, ...]:
+def trainer_settings(command: Command, *, lr: float) -> tuple[Setting, ...]:
     """Return the arguments of transformers' trainer.
 
     Args:
         lr: their default learning rate.
-        epochs: their default number of passes.
     """
     optimizer, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
     return (
         to("learning_rate", f"{optimizer}adam.lr", default=lr),
-        ruled("num_train_epochs", epochs),
         *settings_of("trainer", optimizer=optimizer, model=model),
         (
             without("dataloader_num_workers", "all rows are read before the first step")
@@ -82,7 +78,17 @@ def trainer_rules(command: Command) -> tuple[Rule, ...]:
         if given.group("gradient_checkpointing_kwargs").get("use_reentrant"):
             yield Flag(f"{model}.gradient_checkpointing_reentrant", True)
 
-    return (optimizer, epochs, recomputation, _precision, _sharding, _trackers, _checkpoints, _attention)
+    return (
+        optimizer,
+        epochs,
+        recomputation,
+        _precision,
+        _sharding,
+        _trackers,
+        _checkpoints,
+        _evaluation,
+        _adapter,
+    )
 
 
 def _precision(given: Given) -> Results:
@@ -135,36 +141,19 @@ def _checkpoints(given: Given) -> Results:
         yield lacks("hub_model_id", "it has no effect without push_to_hub")
 
 
-def _attention(given: Given) -> Results:
-    named = given.text("attn_implementation")
-    if named is not None:
-        yield Flag("ds.attn_implementation", ATTENTIONS.get(named, named))
-
-
-def evaluation(dataset: str, *, split: str | None = None) -> Rule:
-    """Return the rule of evaluation during training.
-
-    Args:
-        dataset: the argument that names the rows.
-        split: the argument that names their split.
-    """
-
-    def rule(given: Given) -> Results:
-        names = words(given[dataset])
-        every = given["eval_steps"]
-        if not names:
-            if given.text("eval_strategy") not in ("no", None):
-                yield lacks("eval_strategy", "the file names no rows to evaluate on")
-            return
-        yield Flag("eval.dataset", ",".join(names))
-        if split is not None and given.has(split):
-            yield Flag("eval.split", given[split])
-        if given.text("eval_strategy") == "epoch" or not isinstance(every, int):
-            yield differs("eval_strategy", "it is evaluated every --eval.steps steps; set that flag")
-        else:
-            yield Flag("eval.steps", every)
-
-    return rule
+def _evaluation(given: Given) -> Results:
+    names, every = words(given["dataset_test_name"]), given["eval_steps"]
+    if not names:
+        if given.text("eval_strategy") not in ("no", None):
+            yield lacks("eval_strategy", "the file names no rows to evaluate on")
+        return
+    yield Flag("eval.dataset", ",".join(names))
+    if given.has("dataset_test_split"):
+        yield Flag("eval.split", given["dataset_test_split"])
+    if given.text("eval_strategy") == "epoch" or not isinstance(every, int):
+        yield differs("eval_strategy", "it is evaluated every --eval.steps steps; set that flag")
+    else:
+        yield Flag("eval.steps", every)
 
 
 def words(value: object) -> list[str]:
@@ -181,20 +170,10 @@ def gpus(given: Given) -> int | None:
     return given.whole("nproc_per_node") * given.whole("nnodes")
 
 
-_SWIFT_SAMPLES = 16
-"""Samples of an update of ms-swift, which alone has no default of the passes."""
-
-
-def update_passes(given: Given) -> int:
-    """Return how many passes of each GPU an update has."""
-    if given["gradient_accumulation_steps"] is not None:
-        return given.whole("gradient_accumulation_steps")
-    return math.ceil(_SWIFT_SAMPLES / given.whole("per_device_train_batch_size") / (gpus(given) or 1))
-
-
 def update_samples(given: Given) -> int:
     """Return how many samples an update has; without a number of GPUs, on one."""
-    return given.whole("per_device_train_batch_size") * update_passes(given) * (gpus(given) or 1)
+    passes = given.whole("per_device_train_batch_size") * given.whole("gradient_accumulation_steps")
+    return passes * (gpus(given) or 1)
 
 
 def batch(given: Given) -> Results:
@@ -217,50 +196,16 @@ def batch_note(given: Given, result: str, count: int | None) -> Results:
         yield derived(both, f"{result} counts the samples on all {count} GPUs")
 
 
-def adapter(names: str, *, enabled: Callable[[Given], bool]) -> Rule:
-    """Return the rule of LoRA.
-
-    Args:
-        names: its arguments for rank, alpha, dropout and modules.
-    """
-    rank, alpha, dropout, modules = names.split()
-
-    def rule(given: Given) -> Results:
-        if not enabled(given):
-            yield from idle(given, "it has no effect without LoRA", rank, alpha, dropout, modules)
-            return
-        size = given.whole(rank)
-        yield Flag("ds.lora.rank", size)
-        yield Flag("ds.lora.alpha", 2 * size if given[alpha] is None else given.whole(alpha))
-        yield Flag("ds.lora.dropout", given.number(dropout))
-        layers = ["all-linear" if name in ("all", "all-linear") else name for name in words(given[modules])]
-        if layers:
-            yield Flag("ds.lora.target_modules", layers)
-
-    return rule
-
-
-def frozen_tower(names: str, *, model: str) -> Rule:
-    """Return the rule of a vision tower and its projector, which full training freezes by default.
-
-    Args:
-        names: of the arguments that freeze them, and that chooses full training or adapters.
-        model: our group of the trained model.
-    """
-    tower, projector, method = names.split()
-
-    def rule(given: Given) -> Results:
-        frozen, full = [given[name] is not False for name in (tower, projector)], given[method] == "full"
-        if full and all(frozen):
-            yield Flag(f"{model}.freeze_visual_encoder", True)
-            yield derived(
-                tower, f"--{model}.freeze_visual_encoder freezes both; leave it out for a model without them"
-            )
-        elif not all(frozen) and (any(frozen) or not full):
-            only = f"--{model}.freeze_prefix freezes one of them" if full else "only the language model gets adapters"
-            yield lacks(f"{tower}, {projector}", only)
-
-    return rule
+def _adapter(given: Given) -> Results:
+    rank, alpha, dropout, modules = "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"
+    if given["use_peft"] is not True:
+        yield from idle(given, "it has no effect without LoRA", rank, alpha, dropout, modules)
+        return
+    yield Flag("ds.lora.rank", given.whole(rank))
+    yield Flag("ds.lora.alpha", given.whole(alpha))
+    yield Flag("ds.lora.dropout", given.number(dropout))
+    if layers := words(given[modules]):
+        yield Flag("ds.lora.target_modules", layers)
 
 
 SCORED_BY_NAME = {"accuracy": "math", "accuracy_reward": "math", "math": "math"} | dict.fromkeys(
@@ -269,27 +214,23 @@ SCORED_BY_NAME = {"accuracy": "math", "accuracy_reward": "math", "math": "math"}
 """Verifiers that judge as rewards of these names do; the empty one is part of every verifier."""
 
 
-def rewards(name: str) -> Rule:
-    """Return the rule of rewards that are named on the command line."""
-
-    def rule(given: Given) -> Results:
-        functions = words(given[name])
-        known = [SCORED_BY_NAME[one] for one in functions if SCORED_BY_NAME.get(one)]
-        own = [one for one in functions if one not in SCORED_BY_NAME]
-        weights = {"accuracy": 0.0, "format": 0.0}
-        for one, weight in zip(functions, listed(given["reward_weights"] or [1.0] * len(functions)), strict=False):
-            weights["accuracy" if SCORED_BY_NAME.get(one) else "format"] += float(str(weight))
-        told = ",".join(f"{part}_weight={value:g}" for part, value in weights.items() if functions and not own)
-        yield Flag("reward.remote_url", (known[0] if known else DEFAULT_VERIFIER) + (told and f":{told}"))
-        what = f"{', '.join(own)}: functions of the script are not read" if own else "its rewards are in the script"
-        if own or not functions:
-            yield differs(
-                name, f"{what}, and {DEFAULT_VERIFIER} judges here; give yours as --reward.remote_url FILE.py:FUNCTION"
-            )
-        elif "format" in " ".join(functions):
-            yield differs(name, "the verifier judges answer and format by its own rules, with these weights")
-
-    return rule
+def _rewards(given: Given) -> Results:
+    functions = words(given["reward_funcs"])
+    known = [SCORED_BY_NAME[one] for one in functions if SCORED_BY_NAME.get(one)]
+    own = [one for one in functions if one not in SCORED_BY_NAME]
+    weights = {"accuracy": 0.0, "format": 0.0}
+    for one, weight in zip(functions, listed(given["reward_weights"] or [1.0] * len(functions)), strict=False):
+        weights["accuracy" if SCORED_BY_NAME.get(one) else "format"] += float(str(weight))
+    told = ",".join(f"{part}_weight={value:g}" for part, value in weights.items() if functions and not own)
+    yield Flag("reward.remote_url", (known[0] if known else DEFAULT_VERIFIER) + (told and f":{told}"))
+    what = f"{', '.join(own)}: functions of the script are not read" if own else "its rewards are in the script"
+    if own or not functions:
+        yield differs(
+            "reward_funcs",
+            f"{what}, and {DEFAULT_VERIFIER} judges here; give yours as --reward.remote_url FILE.py:FUNCTION",
+        )
+    elif "format" in " ".join(functions):
+        yield differs("reward_funcs", "the verifier judges answer and format by its own rules, with these weights")
 
 
 LOSS_MEANS = names_of("hugging_face_loss_means")
@@ -306,7 +247,9 @@ def group_rule(*, counts_prompts: bool) -> Rule:
         responses, count = given.whole("num_generations"), gpus(given)
         samples = update_samples(given) * (responses if counts_prompts else 1)
         each = given["steps_per_generation"]
-        updates = 1 if each is None else given.whole("steps_per_generation") / update_passes(given)
+        updates = (
+            1 if each is None else given.whole("steps_per_generation") / given.whole("gradient_accumulation_steps")
+        )
         prompts = max(1, math.ceil(samples * updates / responses))
         yield Flag("rollout.n_samples_per_prompt", responses)
         yield Flag("rollout.batch_size", prompts)
@@ -372,15 +315,6 @@ def _r1_v_sampling(given: Given) -> Results:
         yield Flag("rollout.top_k", 50)
 
 
-GRPO_RULES: tuple[Rule, ...] = (sequence_lengths, policy, rewards("reward_funcs"))
-GRPO = settings_of("grpo")
-"""Arguments of GRPO that TRL and ms-swift share."""
-_ADAPTER = adapter(
-    "lora_r lora_alpha lora_dropout lora_target_modules", enabled=lambda given: given["use_peft"] is True
-)
-_EVALUATION = evaluation("dataset_test_name", split="dataset_test_split")
-
-
 def _trained_tokens(given: Given) -> Results:
     """Which tokens of a conversation are trained on: all, by default, in TRL."""
     if not given["assistant_only_loss"]:
@@ -393,13 +327,7 @@ def _supervised(command: Command, *, lr: float, groups: str = "") -> Table:
         system="TRL",
         command=command,
         settings=(*trainer_settings(command, lr=lr), *settings_of(f"trl_supervised trl_data trl_lora {groups}")),
-        rules=(
-            *trainer_rules(command),
-            batch,
-            _ADAPTER,
-            _EVALUATION,
-            *((_trained_tokens,) if groups == "trl_sft" else ()),
-        ),
+        rules=(*trainer_rules(command), batch, *((_trained_tokens,) if groups == "trl_sft" else ())),
         names=names_of("trl_names"),
         prefix="--",
     )
@@ -409,13 +337,17 @@ def _grpo(
     system: str, *, counts_prompts: bool, groups: str = "", rules: tuple[Rule, ...] = (), **defaults: object
 ) -> Table:
     command: Command = "train_ppo_ray"
-    own = (*trainer_settings(command, lr=1e-6), *settings_of(f"trl_grpo trl_data trl_lora {groups}"), *GRPO)
+    own = (*trainer_settings(command, lr=1e-6), *settings_of(f"trl_grpo trl_data trl_lora {groups} grpo"))
     return Table(
         system=system,
         command=command,
         settings=tuple(replace(one, default=defaults.get(one.name, one.default)) for one in own),
         rules=(
-            *(*trainer_rules(command), group_rule(counts_prompts=counts_prompts), *GRPO_RULES, _ADAPTER, _EVALUATION),
+            *trainer_rules(command),
+            group_rule(counts_prompts=counts_prompts),
+            sequence_lengths,
+            policy,
+            _rewards,
             *rules,
         ),
         names=names_of("trl_names"),

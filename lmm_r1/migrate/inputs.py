@@ -13,13 +13,12 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.hugging_face import MARKS_OF_GRPO, TRL
-from lmm_r1.migrate.launches import Launch, find_launch
+from lmm_r1.migrate.launches import REFUSAL, Launch, find_launch
 from lmm_r1.migrate.openrlhf import dotted_table
 from lmm_r1.migrate.shell import Script
 from lmm_r1.migrate.shell_values import as_shown, unknowns
 from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, differs, lacks, put
 from lmm_r1.migrate.verl import VERL
-from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
 YAML_SUFFIXES = (".yaml", ".yml")
 KEY_FLAG = "use_wandb"
@@ -35,10 +34,6 @@ _TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 _ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
-_ENVIRONMENT = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"} | {
-    name: name for name in ("MAX_PIXELS", "MIN_PIXELS")
-}
-"""Variables of the environment that are settings, and their names in the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,40 +117,25 @@ def _mapping(text: str, *, path: Path) -> dict[str, object]:
     return tree
 
 
-_MARKS: tuple[tuple[frozenset[str], Callable[[Mapping[str, object]], Table | None]], ...] = (
-    (frozenset({"actor_rollout_ref"}), lambda _: VERL),
-    (frozenset({"worker", "algorithm", "trainer"}), lambda _: EASYR1),
-    (frozenset({"stage"}), lambda tree: LLAMA_FACTORY.get(str(tree["stage"]))),
-    (
-        frozenset({"train_type", "tuner_type", "rlhf_type"}),
-        lambda tree: SWIFT.get(f"rlhf {tree['rlhf_type']}" if "rlhf_type" in tree else "sft"),
-    ),
-    (
-        frozenset({"dataset_name", "model_name_or_path"}),
-        lambda tree: TRL["grpo" if tree.keys() & set(MARKS_OF_GRPO) else "sft"],
-    ),
-)
-"""Settings by which a YAML file is known, and its table."""
+_REFUSED = {
+    "LLaMA-Factory": {"stage", "finetuning_type", "infer_backend", "export_dir"},
+    "ms-swift": {"train_type", "tuner_type", "rlhf_type"},
+}
 
 
 def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
-    if tree.get("do_predict") or "export_dir" in tree or ("stage" not in tree and "infer_backend" in tree):
-        raise UserError(
-            f"{path}: it trains nothing; `lmm-r1 batch_inference` generates, `lmm-r1 evaluate` evaluates, and "
-            "`lmm-r1 merge` merges an adapter"
-        )
-    for marks, table_of in _MARKS:
-        if tree.keys() & marks:
-            table = table_of(tree)
-            if table is not None:
-                return table
-            names = ", ".join(f"{name} {tree[name]}" for name in sorted(marks) if name in tree)
-            known = ", ".join(LLAMA_FACTORY if "stage" in marks else SWIFT)
-            raise UserError(f"{path}: {names} is not converted; known are {known}")
+    for name, foreign in _REFUSED.items():
+        if tree.keys() & foreign:
+            raise UserError(f"{path}: {REFUSAL.format(name)}")
+    if "actor_rollout_ref" in tree:
+        return VERL
+    if tree.keys() & {"worker", "algorithm", "trainer"}:
+        return EASYR1
+    if tree.keys() & {"dataset_name", "model_name_or_path"}:
+        return TRL["grpo" if tree.keys() & set(MARKS_OF_GRPO) else "sft"]
     raise UserError(
-        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref), TRL "
-        f"(dataset_name), LLaMA-Factory (stage) or ms-swift (train_type); found "
-        f"{', '.join(map(str, tree)) or 'nothing'}"
+        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref) or TRL "
+        f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}"
     )
 
 
@@ -265,7 +245,7 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
     """Return the run of a command whose arguments are flags."""
     table = launch.table
     openrlhf = table.system.startswith("OpenRLHF")
-    values: dict[str, object] = {} if openrlhf else dict(_environment(launch))
+    values: dict[str, object] = {} if openrlhf else dict(_launched(launch))
     name = ""
     for word in launch.words:
         if word.startswith("--"):
@@ -274,19 +254,12 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
             values[name] = _scalar(text, switches=not openrlhf) if equals else True
         elif name:
             values[name] = _with(values[name], _scalar(word, switches=not openrlhf))
-        elif word.endswith(YAML_SUFFIXES):
-            values = {**_base(Path(as_shown(word)), script=path, line=launch.line), **values}
-        elif "=" in word:
-            key, _, text = word.partition("=")
-            values[key] = _scalar(text, switches=True)
         elif not unknowns(word):
             raise UserError(f"{path}:{launch.line}: {as_shown(word)} belongs to no flag; correct the command")
     if not openrlhf and isinstance(config := values.pop("config", None), str):
         values = {**_base(Path(as_shown(config)), script=path, line=launch.line), **values}
     if openrlhf and any("." in name for name in values):
         table = dotted_table(table.command)
-    if table.system == "LLaMA-Factory":
-        table = LLAMA_FACTORY.get(str(values.get("stage", "sft")), table)
     for override in overrides:
         key, _, text = override.partition("=")
         values[key] = _value(text, name=key, where=override)
@@ -298,15 +271,8 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
     return RunOfAnother(source=str(path), table=table, values=named, shown=shown)
 
 
-def _environment(launch: Launch) -> Iterator[tuple[str, object]]:
-    """Yield settings that the launcher and the environment give."""
-    for variable, name in _ENVIRONMENT.items():
-        if variable in launch.environment and name in launch.table.by_name:
-            yield name, _scalar(launch.environment[variable], switches=False)
-    devices = launch.environment.get("CUDA_VISIBLE_DEVICES", "")
-    if "NPROC_PER_NODE" not in launch.environment and re.fullmatch(r"\d+(,\d+)*", devices):
-        # ms-swift spreads one process over all devices without the variable.
-        yield "nproc_per_node", 1 if launch.table.system == "ms-swift" else devices.count(",") + 1
+def _launched(launch: Launch) -> Iterator[tuple[str, object]]:
+    """Yield the settings that the launcher gives."""
     for place, word in enumerate(launch.launcher):
         name, equals, value = word.partition("=")
         value = value if equals else next(iter(launch.launcher[place + 1 :]), "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from lmm_r1.errors import UserError
@@ -15,7 +15,6 @@ from lmm_r1.migrate.shell import Script, StartedCommand
 from lmm_r1.migrate.shell_values import as_shown
 from lmm_r1.migrate.table import Table, names_of
 from lmm_r1.migrate.verl import VERL, VERL_SFT
-from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
 _SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "export", "conda")
 """Commands that do not start their words."""
@@ -25,9 +24,14 @@ _VERL = re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)
 _TRL = re.compile(r"(?:.*/)?(?:(\w+[_-])?(grpo|sft|dpo|reward)(?:[_-]\w+)?)\.py|open_r1\.(grpo|sft)\w*")
 _OTHER_COMMANDS = names_of("other_commands")
 _KNOWN = (
-    "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo), TRL and "
-    "R1-V (torchrun .../grpo.py), LLaMA-Factory (llamafactory-cli train) and ms-swift (swift sft)"
+    "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo), and TRL "
+    "and R1-V (torchrun .../grpo.py)"
 )
+_REFUSED = {
+    "ms-swift": re.compile(r"(?:.*/)?swift(?:/cli/\w+\.py)?|swift\.cli\.\w+"),
+    "LLaMA-Factory": re.compile(r"(?:.*/)?(?:llamafactory-cli|lmf|train_bash\.py)"),
+}
+REFUSAL = "settings of {} are not converted; give them to our command as flags or YAML, and it names ours"
 _SERVER = re.compile(r"(?:openrlhf\.models\.)?remote_rm\.(\w+)|(?:.*/)?remote_rm/(\w+)\.py")
 _MORE_FLAGS = re.compile(r"--[A-Za-z]|[+~]*[A-Za-z_]\w*(?:\.\w+)+=")
 """What a line begins with that continues a command after a comment or a blank after the backslash."""
@@ -44,7 +48,6 @@ class Launch:
     line: int
     launcher: tuple[str, ...] = ()
     """The words before it: torchrun and its flags."""
-    environment: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     """What the user should know of how it was read."""
 
@@ -108,17 +111,20 @@ def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Lau
     if PurePosixPath(words[0]).name in _SHOWN_ONLY:
         return None
     for place, word in enumerate(words):
-        for find in (_openrlhf, _verl, _llama_factory, _swift, _trl):
+        for find in (_openrlhf, _verl, _trl):
             named = find(words, place)
             if named is None:
                 continue
             name, tables, skipped = named
             if name in tables:
                 arguments, launcher = command.words[place + skipped :], tuple(words[:place])
-                return Launch(name, tables[name], arguments, command.line, launcher, command.environment)
+                return Launch(name, tables[name], arguments, command.line, launcher)
             told = _OTHER_COMMANDS.get(name, f"is not converted; known are {', '.join(tables)}")
             others.append(f"{command.line}: {word} {name if skipped > 1 else ''}".rstrip() + f" {told}")
             return None
+        others += [
+            f"{command.line}: {REFUSAL.format(name)}" for name, mark in _REFUSED.items() if mark.fullmatch(word)
+        ]
     return None
 
 
@@ -146,32 +152,6 @@ def _verl(words: Sequence[str], place: int) -> _Found:
     # Recipes have their own entry points around the same settings.
     recipe = words[place].startswith("recipe.") and name.startswith("main_") and name not in _OTHER_COMMANDS
     return ("main_ppo" if recipe else name, _VERL_TABLES, 1)
-
-
-def _llama_factory(words: Sequence[str], place: int) -> _Found:
-    name = PurePosixPath(words[place]).name
-    following = words[place + 1] if place + 1 < len(words) else ""
-    if name in ("llamafactory-cli", "lmf"):
-        skipped = 2
-    elif name in ("train_bash.py", "train.py") and ("--stage" in words or following.endswith((".yaml", ".yml"))):
-        skipped = 1
-    else:
-        return None
-    if skipped == 2 and following != "train":
-        return (following, {}, 2)
-    stage = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "--stage"), "")
-    return (stage or "yaml", {**LLAMA_FACTORY, "yaml": LLAMA_FACTORY["sft"]}, skipped)
-
-
-def _swift(words: Sequence[str], place: int) -> _Found:
-    match = re.fullmatch(r"(?:.*/)?swift/cli/(\w+)\.py|swift\.cli\.(\w+)", words[place])
-    if match is None and (PurePosixPath(words[place]).name != "swift" or place + 1 >= len(words)):
-        return None
-    name = match[1] or match[2] if match else words[place + 1]
-    if name == "rlhf":
-        kind = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "--rlhf_type"), "dpo")
-        name = f"rlhf {kind}"
-    return (name, SWIFT, 1 if match else 2)
 
 
 def _trl(words: Sequence[str], place: int) -> _Found:

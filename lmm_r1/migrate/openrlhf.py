@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from lmm_r1.config.differences import DIFFERENCES, only_defaults
 from lmm_r1.dotted import leaf_types
@@ -20,7 +20,6 @@ from lmm_r1.migrate.table import (
     idle,
     lacks,
     listed,
-    names_of,
     ruled,
     settings_of,
     to,
@@ -216,36 +215,3 @@ def _dotted(given: Given) -> Results:
         level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
         yield Flag("algo.advantage.is_correction_level", level)
         yield Flag("algo.advantage.is_correction_mode", mode)
-
-
-def old_flag(name: str, *, config_class: type) -> str | None:
-    """Return what an old flag is here, as the end of a sentence that begins with it; None for one that never was.
-
-    Args:
-        name: without the hyphens in front, with underscores.
-        config_class: of the command that was given it; of others than the trainers no old flag is known.
-    """
-    command = next((command for command, known in CONFIG_CLASSES.items() if known is config_class), None)
-    setting = TABLES[command].by_name.get(name) if command else None
-    if setting is None:
-        return None
-    if setting.flags and set(setting.flags) <= leaf_types(config_class).keys():
-        return f"is {' and '.join(f'--{flag}' for flag in setting.flags)} here"
-    return f"is {setting.says}" if setting.by_rule else f"has no counterpart here: {setting.says}"
-
-
-_VALUES = {"bf16": " bf16", "greedy_sampling": " 0"}
-"""What a switch becomes if ours takes a value."""
-
-
-def renamed_flag(name: str, *, known: Collection[str]) -> str | None:
-    """Return what an old flag is in a command that does not train, as the end of a sentence; None if it has no new name.
-
-    Args:
-        name: without the hyphens before it, with underscores.
-        known: the names of the command's flags.
-    """
-    new = next(
-        (candidate for candidate in names_of("openrlhf_commands").get(name, "").split() if candidate in known), None
-    )
-    return None if new is None or new == name else f"is --{new}{_VALUES.get(name, '')} here"

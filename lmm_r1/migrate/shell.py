@@ -7,7 +7,7 @@ import os.path
 import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,8 +38,6 @@ class StartedCommand:
     words: tuple[str, ...]
     """Its words; they may hold unknown parts, which `shell_values` describes."""
     line: int
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables before it, and those of the script."""
 
 
 Run: TypeAlias = "Generator[StartedCommand, None, Status]"
@@ -163,13 +161,9 @@ class Script:
         if node.stdin is not None and texts[0] == "read":
             self._read(texts[1:], self._joined(node.stdin), line=node.line, maybe=maybe)
             return None
-        before = {
-            word.pieces[0].text.partition("=")[0]: self._joined(word).partition("=")[2]
-            for word in node.words[:assigned]
-        }
-        return (yield from self._start(texts, line=node.line, maybe=maybe, environment=before))
+        return (yield from self._start(texts, line=node.line, maybe=maybe))
 
-    def _start(self, texts: list[str], *, line: int, maybe: bool, environment: Mapping[str, str]) -> Run:
+    def _start(self, texts: list[str], *, line: int, maybe: bool) -> Run:
         first, *others = texts
         if first in ("[", "test"):
             return condition(others[:-1] if first == "[" else others)
@@ -193,8 +187,7 @@ class Script:
         if inner or first == "eval":
             return (yield from self._inner(parsed(inner, path=self._path, line=line), maybe=maybe))
         if first not in _WITHOUT_EFFECT:
-            variables = {name: value for name, value in self._variables.items() if isinstance(value, str)}
-            yield StartedCommand(tuple(texts), line, {**variables, **environment})
+            yield StartedCommand(tuple(texts), line)
         return None
 
     def _inner(self, body: Commands, *, maybe: bool, arguments: list[str] | None = None) -> Run:
@@ -442,9 +435,6 @@ def _printed(commands: Sequence[Sequence[str]]) -> str | None:
             return os.path.normpath(folder)
         case [["echo", *words]] if not any(word.startswith("-") for word in words):
             return " ".join(words)
-        case [["expr", *words]]:
-            result = arithmetic(" ".join(words), lambda name: name)
-            return None if result is None else str(result)
         case [["basename", name, *suffix]]:
             return os.path.basename(name.rstrip("/")).removesuffix("".join(suffix[:1]))
         case [["dirname", name]]:

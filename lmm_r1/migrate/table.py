@@ -33,6 +33,7 @@ CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SupervisedConfig]] = {
 }
 NoteKind = Literal["without counterpart", "another meaning", "derived"]
 TRACKERS = ("wandb", "tensorboard", "trackio")
+NOT_NEEDED = "not needed here"
 KEEP_ALL = 1_000_000
 """Number of checkpoints to keep if none is deleted."""
 
@@ -93,7 +94,7 @@ def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
         taken += [without(name, *row) for name, row in rows.get("no_counterpart", {}).items()]
         taken += [ruled(name) for name in rows.get("by_rule_names", "").split()]
         taken += [without(name, why, None) for why, names in rows.get("absent", {}).items() for name in names.split()]
-        taken += [without(name, "not needed here") for name in rows.get("not_needed", "").split()]
+        taken += [without(name, NOT_NEEDED) for name in rows.get("not_needed", "").split()]
     return tuple(taken)
 
 

@@ -1,6 +1,5 @@
 """The example configurations of EasyR1, LMM-R1 and Mini-o3 become the flags that were worked out by hand."""
 
-import importlib
 import math
 import re
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from helpers.original_checkpoints import (
     EASYR1_FLAGS,
-    EASYR1_KEYS,
     EASYR1_LEFT_OUT,
     EASYR1_SCRIPTS,
     LMM_R1_FLAGS,
@@ -29,7 +27,8 @@ from lmm_r1.config.resolve import by_what_is_trained
 from lmm_r1.errors import UserError
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
 from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.openrlhf import TABLES, old_flag
+from lmm_r1.migrate.openrlhf import TABLES
+from lmm_r1.migrate.other_names import counterpart
 from lmm_r1.migrate.table import CONFIG_CLASSES, missing
 from lmm_r1.migrate.verl import VERL
 
@@ -272,18 +271,7 @@ def test_no_flag_of_openrlhf_is_ignored_or_unknown_to_the_trainers(command, name
     value = special.get(name, True if default is False else another(name, default))
     after = convert(base | {name: value}, table)
     assert (before.flags, before.notes) != (after.flags, after.notes)
-    assert old_flag(name, config_class=CONFIG_CLASSES[command])
-
-
-def test_every_setting_that_easyr1_is_known_to_have_is_in_the_table():
-    group, listed = "", []
-    for word in EASYR1_KEYS.split():
-        if word.endswith(":"):
-            group = word[:-1]
-        else:
-            listed.append(f"{group}.{word}")
-    assert len(listed) > 100
-    assert set(listed) <= EASYR1.by_name.keys()
+    assert counterpart(name, known=dotted.leaf_types(CONFIG_CLASSES[command]))
 
 
 def test_a_script_of_easyr1_is_read_with_the_file_that_it_names(tmp_path):
@@ -423,47 +411,3 @@ def test_what_cannot_be_read_is_refused_with_its_place(name, content, said, tmp_
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=said):
         converted(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("config_class", "argv", "said"),
-    [
-        (PPOConfig, ["--pretrain", "m"], "--pretrain is --actor.model_name_or_path here"),
-        (SFTConfig, ["--pretrain", "m"], "--pretrain is --model.model_name_or_path here"),
-        (PPOConfig, ["--micro_train_batch_size", "2"], "--micro_train_batch_size is --train.micro_batch_size here"),
-        (SFTConfig, ["--learning-rate=1e-6"], "--learning-rate is --adam.lr here"),
-        (PPOConfig, ["--l2", "0"], "--l2 is --actor.adam.weight_decay and --critic.adam.weight_decay here"),
-        (PPOConfig, ["--prompt_max_len", "9"], "--prompt_max_len is a part of --data.max_len here"),
-        (PPOConfig, ["--ptx_coef", "1"], "--ptx_coef has no counterpart here: RL has no additional pre-training loss"),
-        (PPOConfig, ["--freeze_prefix", "visual"], "--freeze_prefix is --actor.freeze_visual_encoder here"),
-    ],
-)
-def test_a_trainer_that_is_given_an_old_flag_names_ours(config_class, argv, said, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        parse(config_class, argv, prog="lmm-r1 train", description="")
-    assert stopped.value.code == 2
-    assert f"lmm-r1 train: error: {said}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("command", "given", "said"),
-    [
-        ("serve_rm", "--model_name_or_path m", "--model_name_or_path is --model here"),
-        ("serve_rm", "--reward.model_name_or_path=m", "--reward.model_name_or_path is --model here"),
-        ("serve_rm", "--model m --normalize_reward", "--normalize_reward is --normalize here"),
-        ("interactive_chat", "--pretrain m", "--pretrain is --model here"),
-        ("interactive_chat", "--model m --greedy_sampling", "--greedy_sampling is --temperature 0 here"),
-        ("batch_inference", "--pretrain m", "--pretrain is --model here"),
-        ("batch_inference", "--model m --output-path o", "--output-path is --output here"),
-        ("batch_inference", "--reward_pretrain m", "--reward_pretrain is --reward_model here"),
-        ("merge", "--lora_path a", "--lora_path is --adapter here"),
-        ("train_dpo", "--save_path o", "--save_path is --ckpt.output_dir here"),
-        ("train_dpo", "--nll_loss_coef 1", "--nll_loss_coef is --model.nll_loss_coef here"),
-    ],
-)
-def test_a_command_that_is_given_a_flag_of_openrlhfs_names_its_own(command, given, said, capsys):
-    module = importlib.import_module(f"lmm_r1.cli.{command}")
-    with pytest.raises(SystemExit) as stopped:
-        module.main(given.split())
-    assert stopped.value.code == 2
-    assert f"lmm-r1 {command}: error: {said}" in capsys.readouterr().err

@@ -68,6 +68,14 @@ def test_help_all_lists_every_flag_and_help_of_a_command_with_few_does_so_at_onc
     assert listed(shown(capsys, "merge", "--help")) == listed(shown(capsys, "merge", "--help_all")) == set(few)
 
 
+@pytest.mark.parametrize("name", ["serve_rm", "serve_chat", "serve_verifier math"])
+def test_the_help_of_a_server_has_the_layout_of_the_others_and_is_complete(name, capsys):
+    page = shown(capsys, *name.split(), "--help-all")
+    assert page == shown(capsys, *name.split(), "--help")
+    assert page.startswith(f"usage: lmm-r1 {name} [FLAGS]\n\n")
+    assert "\n  --port-file PATH\n        file to write the port to" in page
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_the_examples_of_a_first_page_are_accepted_as_they_stand(name, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -249,31 +249,6 @@ LMM_R1_SCRIPTS: dict[str, tuple[str, str, float, str, dict[str, object]]] = {
     ),
 }
 
-# Written down from the survey of EasyR1's configuration; a name with a dot at its end is that of a group.
-EASYR1_KEYS = """
-data: train_files val_files prompt_key answer_key image_key video_key image_dir video_fps max_prompt_length
- max_response_length rollout_batch_size mini_rollout_batch_size val_batch_size format_prompt override_chat_template
- shuffle seed min_pixels max_pixels filter_overlong_prompts filter_overlong_prompts_workers
-algorithm: adv_estimator disable_kl use_kl_loss kl_penalty kl_coef kl_type kl_horizon kl_target gamma lam
- online_filtering filter_key filter_low filter_high
-worker.actor: global_batch_size micro_batch_size_per_device_for_update micro_batch_size_per_device_for_experience
- max_grad_norm clip_ratio_low clip_ratio_high clip_ratio_dual loss_type loss_avg_mode ppo_epochs padding_free
- dynamic_batching ulysses_size use_torch_compile tau_positive tau_negative model.model_path model.tokenizer_path
- model.override_config model.enable_gradient_checkpointing model.trust_remote_code model.freeze_vision_tower
- model.lora.rank model.lora.alpha model.lora.target_modules model.lora.exclude_modules optim.lr optim.betas
- optim.weight_decay optim.strategy optim.lr_warmup_ratio optim.lr_warmup_steps optim.lr_scheduler_type
- optim.min_lr_ratio fsdp.enable_full_shard fsdp.enable_cpu_offload fsdp.enable_rank0_init fsdp.torch_dtype
- fsdp.fsdp_size fsdp.mp_param_dtype fsdp.mp_reduce_dtype fsdp.mp_buffer_dtype offload.offload_params
- offload.offload_optimizer
-worker.rollout: n temperature top_p top_k seed limit_images gpu_memory_utilization tensor_parallel_size max_model_len
- max_num_batched_tokens enforce_eager enable_chunked_prefill disable_tqdm val_override_config
-worker.reward: reward_function reward_function_kwargs skip_special_tokens num_cpus
-trainer: total_epochs max_steps project_name experiment_name logger nnodes n_gpus_per_node max_try_make_batch
- critic_warmup val_freq val_before_train val_only val_generations_to_log save_freq save_limit save_model_only
- save_checkpoint_path load_checkpoint_path find_last_checkpoint ray_timeline
-"""
-
-
 SPECIAL_TOKENS = tuple(table("helpers/original_phi4", "special_tokens"))
 ORIGINAL_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"

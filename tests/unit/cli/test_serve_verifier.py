@@ -43,15 +43,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
             5000,
         ),
         (
-            [
-                "llm_judge",
-                "--judge_url",
-                "http://h/v1",
-                "--judge-model=m",
-                "--judge-rule",
-                "choice",
-                "--judge-max-tokens=9",
-            ],
+            "llm_judge --judge_url http://h/v1 --judge-model=m --judge-rule choice --judge-max-tokens=9".split(),
             LlmJudge(judge_url="http://h/v1", judge_model="m", judge_rule="choice", judge_max_tokens=9),
             5000,
         ),
@@ -124,16 +116,7 @@ def test_help_and_refusals_load_neither_sympy_nor_the_http_stack(arguments):
 
 
 def test_a_judge_that_cannot_be_asked_is_told_before_anything_is_served(tmp_path):
-    flags = [
-        "--judge-url",
-        "http://127.0.0.1:9/v1",
-        "--judge-model",
-        "m",
-        "--judge-folder",
-        str(tmp_path),
-        "--port",
-        "0",
-    ]
+    flags = ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model=m", "--judge-folder", str(tmp_path), "--port=0"]
     with pytest.raises(
         SystemExit, match=r"^reward server: error: --judge-url http://127.0.0.1:9/v1: .* cannot be asked"
     ):

@@ -9,7 +9,7 @@ import pytest
 from helpers.tables import frozen, table
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import HELP, attach_help, parse
+from lmm_r1.cli.arguments import help_of, parse
 from lmm_r1.config import KDConfig, PPOConfig, SFTConfig, resolve, to_yaml, unplanned
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.reading import shipped_prompt
@@ -267,11 +267,10 @@ def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
 def test_every_field_has_a_default_and_a_help_text(config_class):
-    attach_help(config_class)
     groups = [config_class]
     for group in groups:
         for item in dataclasses.fields(group):
-            assert item.metadata.get(HELP, "").endswith("."), f"{group.__name__}.{item.name}"
+            assert help_of(group, item.name).endswith("."), f"{group.__name__}.{item.name}"
             if dataclasses.is_dataclass(item.type):
                 groups.append(item.type)
     assert isinstance(config_class(), config_class)

@@ -363,10 +363,3 @@ def test_a_named_config_of_hydra_is_read_where_it_is_there(tmp_path):
     assert (flags["rollout.batch_size"], flags["rollout.n_samples_per_prompt"]) == (64, 2)
     assert (flags["train.agent"], flags["agent.max_turns"]) == ("t.py", 4)
     assert not any(note.subject.startswith("--config") for note in run.remarks)
-
-
-def test_the_stages_that_llama_factory_may_have_are_its_own(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("stage: ppo\nmodel_name_or_path: m\n")
-    with pytest.raises(UserError, match=r"stage ppo is not converted; known are sft, pt, dpo, rm$"):
-        read_run(file)
