@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.rewards import format_prompt, reward_function
+from lmm_r1.config.rewards import format_prompt, reward_functions
 from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.media_store import fetch_pictures
@@ -58,9 +58,10 @@ class Recorder:
         self._dropped(step, rollout)
         # A server may pay the format; a function's part of this name may be anything.
         config, kept = self.config, parts.get("format", 1.0)
-        is_known = reward_function(config.reward) is None and not config.train.plays
-        if step == 1 and kept < LEAST_FORMAT and is_known and format_prompt(config) != NO_PROMPT:
-            logger.warning(_FEW_FORMATTED, 100 * kept)
+        if step == 1 and kept < LEAST_FORMAT and not config.train.plays:
+            prompt = format_prompt(config)
+            if prompt != NO_PROMPT and (prompt is not None or not reward_functions(config.reward)):
+                logger.warning(_FEW_FORMATTED, 100 * kept)
         if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
             self.trackers.log(step, line)
             if shown:
