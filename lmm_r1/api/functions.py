@@ -18,6 +18,7 @@ from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
+from lmm_r1.lifecycle.first_checks import check_first
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.records.run_folder import RunFolder, read_stage
 
@@ -262,7 +263,7 @@ def train_rl(
     with own_process(_arguments(given) | dict.fromkeys(named, "reward")):
         _check_sendable(function)
         settings = read_config(PPOConfig, config, overrides or {}, named)
-        settings = _ready(settings, given)
+        settings = _ready(settings, given, reward=function)
         from lmm_r1.rl.run import train
 
         train(settings, reward=function)
@@ -303,7 +304,7 @@ def _arguments(given: _Given) -> dict[str, str]:
     return {setting: argument for argument, (setting, rows) in given.items() if rows is not None}
 
 
-def _ready(config: Config, given: _Given) -> Config:
+def _ready(config: Config, given: _Given, *, reward: Reward | None = None) -> Config:
     """Return the settings with the rows in them, checked, in a process that is ready to train."""
     folder = Path(config.ckpt.output_dir)
     if not config.ckpt.overwrite:
@@ -320,6 +321,7 @@ def _ready(config: Config, given: _Given) -> Config:
         if rows is not None
     }
     config = resolve(read_config(type(config), config, files))
+    check_first(config, reward=reward)
     if isinstance(config, PPOConfig):
         check_machine(config)
     prepare_training(config)

@@ -27,7 +27,15 @@ from lmm_r1.config import (
     resolve_ppo,
     sized_supervised,
 )
-from lmm_r1.config.hardware import Offer, asked_gpus, check_machine, check_offered, offered_gpus, shared_counts
+from lmm_r1.config.hardware import (
+    Offer,
+    asked_gpus,
+    check_machine,
+    check_offered,
+    offered_gpus,
+    shared_counts,
+    supervised_processes,
+)
 from lmm_r1.config.shared import Example, FirstHelp
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
@@ -187,8 +195,9 @@ def _plan_ppo(settings: PPOConfig, given: MachineFlags) -> None:
 
 
 def _plan_supervised(settings: Any, given: MachineFlags) -> None:
-    processes = 1 if given.num_gpus is None else given.num_gpus
-    config, _ = sized_supervised(resolve(settings), rows=None, processes=processes)
+    config = resolve(settings)
+    processes = supervised_processes(config) if given.num_gpus is None else given.num_gpus
+    config, _ = sized_supervised(config, rows=None, processes=processes)
 
     def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
         from lmm_r1.planning.supervised_plan import plan_supervised

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lmm_r1.cli import run_command
-from lmm_r1.cli.training import training
+from lmm_r1.cli.training import train_supervised
 from lmm_r1.config import KTOConfig
 
 CONFIG = KTOConfig
@@ -13,11 +13,7 @@ DESCRIPTION = "Train a multimodal model on prompts with one response each, which
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    with training(KTOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.supervised.kto import KTORun
-        from lmm_r1.supervised.start import train
-
-        train(KTORun, config)
+    train_supervised("lmm_r1.supervised.kto:KTORun", KTOConfig, argv, prog=PROG, description=DESCRIPTION)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lmm_r1.cli import run_command
-from lmm_r1.cli.training import training
+from lmm_r1.cli.training import train_supervised
 from lmm_r1.config import PRMConfig
 
 CONFIG = PRMConfig
@@ -13,11 +13,7 @@ DESCRIPTION = "Train a multimodal process reward model on solutions with steps l
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    with training(PRMConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.supervised.prm import PRMRun
-        from lmm_r1.supervised.start import train
-
-        train(PRMRun, config)
+    train_supervised("lmm_r1.supervised.prm:PRMRun", PRMConfig, argv, prog=PROG, description=DESCRIPTION)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from statistics import fmean
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import RewardFunction, file_and_name
-from lmm_r1.data.messages import Row, TextPart
+from lmm_r1.data.messages import Row
 from lmm_r1.data_check.contents import Finding
-from lmm_r1.scoring import ScoredResponse
+from lmm_r1.scoring import made_up
 from lmm_r1.scoring.functions import FunctionScorer
 from remote_rm.verifier import Score
 
@@ -65,14 +65,9 @@ async def _scores(rows: Sequence[Row], scorer: FunctionScorer) -> list[list[Scor
     """Return the scores of each row's answer in all forms and of an empty response, or why there are none."""
     found: list[list[Score] | BaseException] = []
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        asked = (scorer.rewards(_responses(row)) for row in rows[start : start + _ROWS_AT_ONCE])
+        asked = (
+            scorer.rewards([made_up(row, text) for text in (*(form.format(row.answer) for form in FORMS), "")])
+            for row in rows[start : start + _ROWS_AT_ONCE]
+        )
         found += await asyncio.gather(*asked, return_exceptions=True)
     return found
-
-
-def _responses(row: Row) -> list[ScoredResponse]:
-    prompt = "\n".join(part.text for turn in row.messages for part in turn.parts if isinstance(part, TextPart))
-    return [
-        ScoredResponse(row=row, prompt=prompt, query=prompt + text, response=text, num_tokens=len(text.split()) + 1)
-        for text in (*(form.format(row.answer) for form in FORMS), "")
-    ]

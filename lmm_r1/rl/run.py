@@ -27,12 +27,10 @@ from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.rewards import named_verifier, reward_function
-from lmm_r1.config.shared import row_reading
-from lmm_r1.data.files import read_row_file
+from lmm_r1.config.run_rows import read_conversations
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.training_rows import (
-    SKIP_BAD_ROWS,
     KeptRows,
     MeasuredCurriculum,
     PromptStream,
@@ -48,6 +46,7 @@ from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, reserve
+from lmm_r1.lifecycle.first_checks import scorer_of
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
@@ -73,7 +72,7 @@ from lmm_r1.rl.loop import RLRun, optimizer_steps
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
-from lmm_r1.scoring.sources import RowChecker, make_scorer
+from lmm_r1.scoring.sources import RowChecker
 from remote_rm.client import RewardUnavailable
 
 _MODELS = ("actor", "critic", "reward")
@@ -352,18 +351,7 @@ def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
 
 
 def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], None]) -> KeptRows[Row]:
-    reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
-    # An environment that gives the rewards itself may know what is right without an answer.
-    needs_answer = not config.train.plays or config.reward.remote_url is not None
-    file = read_row_file(
-        path,
-        split=split,
-        reading=reading,
-        answer_required=needs_answer,
-        check=check,
-        bad_rows=config.data.bad_rows,
-        skip_by=SKIP_BAD_ROWS,
-    )
+    file = read_conversations(config, path, split=split, check=check)
     Console(highlight=False, markup=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
     # Columns are sent with every group, and few reward sources need them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
@@ -418,7 +406,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[.
     urls = config.reward.remote_url
 
     async def check() -> None:
-        scorer = make_scorer(config.reward, given=reward)
+        scorer = scorer_of(config.reward, given=reward)
         try:
             if isinstance(scorer, RowChecker):
                 scorer.check_rows(rows)

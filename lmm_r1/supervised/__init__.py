@@ -19,19 +19,17 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lmm_r1.config import SupervisedConfig
-from lmm_r1.config.shared import SequenceConfig
+from lmm_r1.config.run_rows import JudgedConfig, read_judged
 from lmm_r1.data.files import RowFile
-from lmm_r1.data.formats.row_format import Fields
 from lmm_r1.data.messages import ChangedFile
-from lmm_r1.data.preferences import JudgedFile, JudgedRow, RowKind, read_judged_file
-from lmm_r1.data.reading import BadRows, RowReading
-from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
+from lmm_r1.data.preferences import JudgedFile
+from lmm_r1.data.reading import BadRows
+from lmm_r1.data.training_rows import KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
-JudgedT = TypeVar("JudgedT", bound=JudgedRow)
 FoundT_co = TypeVar("FoundT_co", covariant=True)
 
 RowCheck: TypeAlias = Callable[[RowT], None]
@@ -80,14 +78,6 @@ def passes(row: Any) -> None:
     """Accept every row."""
 
 
-def judged_template(data: SequenceConfig, *, column: str | None) -> str | None:
-    """Return the template of plain prompts in judged rows, with {} for the prompt; None applies the chat template.
-
-    As in OpenRLHF, text in a named column is used as it is unless a chat template is requested.
-    """
-    return None if column is None or data.apply_chat_template else data.input_template or "{}"
-
-
 def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
     """Return the rows of `--data.dataset`; raises UserError if they are too few for an update.
 
@@ -106,19 +96,9 @@ def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]
     return KeptRows.blended(rows, lists)
 
 
-def judged_rows(
-    path: str,
-    kind: RowKind[Fields, JudgedT],
-    *,
-    split: str,
-    reading: RowReading,
-    bad_rows: BadRows,
-    check: RowCheck[JudgedT],
-) -> KeptRows[JudgedT]:
+def judged_rows(config: JudgedConfig, path: str, *, split: str, check: RowCheck[Any]) -> KeptRows[Any]:
     """Return the rows of a file of judged responses, and print its summary; see `read_judged_file`."""
-    file = read_judged_file(
-        path, kind, split=split, reading=reading, check=check, bad_rows=bad_rows, skip_by=SKIP_BAD_ROWS
-    )
+    file = read_judged(config, path, split=split, check=check)
     return kept(file, file.rows.values())
 
 

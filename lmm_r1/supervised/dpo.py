@@ -10,17 +10,16 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import Self
 
-from lmm_r1.config import DPOConfig, RMConfig
+from lmm_r1.config import DPOConfig
 from lmm_r1.config.preferences import DPOModelConfig, ReferredConfig
-from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
-from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import BatchT, Counts, RowT, SampleT, SupervisedRun, Terms
 from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
@@ -251,17 +250,6 @@ def _pair(chosen: SFTSample, rejected: SFTSample) -> PairSample:
     return PairSample(chosen=chosen, rejected=rejected)
 
 
-def load_pairs(
-    config: DPOConfig | RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
-) -> KeptRows[PreferenceRow]:
-    """Return the pairs of a file, read from the columns that the flags name."""
-    data = config.data
-    reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
-    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_key="prompt_key")
-    reading = replace(reading, names=names, plain_template=judged_template(data, column=data.prompt_key))
-    return judged_rows(path, PREFERENCE, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
-
-
 def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:
     """Return the conversations of pairs, two of each."""
     return [side for row in rows for side in row.sides]
@@ -315,7 +303,7 @@ class DPORun(ReferredRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
     def load(
         cls, config: DPOConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
     ) -> KeptRows[PreferenceRow]:
-        return load_pairs(config, path, split=split, check=check)
+        return judged_rows(config, path, split=split, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:

@@ -11,13 +11,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lmm_r1.config import KTOConfig
-from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
+from lmm_r1.data.preferences import PreferenceRow, UnpairedRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.dpo import PairSample, ReferredRun, check_response, collate_pairs, encode_pair
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, Terms
@@ -230,11 +229,7 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
     def load(
         cls, config: KTOConfig, path: str, *, split: str, check: RowCheck[UnpairedRow], held_out: bool
     ) -> KeptRows[UnpairedRow]:
-        data = config.data
-        reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
-        names = replace(reading.names, response=data.output_key)
-        reading = replace(reading, names=names, plain_template=judged_template(data, column=data.input_key))
-        rows = judged_rows(path, UNPAIRED, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
+        rows = judged_rows(config, path, split=split, check=check)
         if held_out and len(rows) == 1:
             raise UserError(
                 f"--eval.dataset {path} has one row; the KL is estimated by the responses to others, so add some"

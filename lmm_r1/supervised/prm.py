@@ -14,9 +14,8 @@ from PIL import Image
 from typing_extensions import Self
 
 from lmm_r1.config import PRMConfig
-from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import ImagePart, ImageSource, Part, Row, StoredBytes, VideoPart
-from lmm_r1.data.preferences import STEPS, JudgedRow, StepRow
+from lmm_r1.data.preferences import JudgedRow, StepRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, Media
@@ -249,11 +248,7 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
     def load(
         cls, config: PRMConfig, path: str, *, split: str, check: RowCheck[StepRow], held_out: bool
     ) -> KeptRows[StepRow]:
-        data = config.data
-        reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
-        tag = data.step_tag or config.model.placeholder_token
-        reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
-        return judged_rows(path, STEPS, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
+        return judged_rows(config, path, split=split, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[StepRow]) -> list[Row]:
