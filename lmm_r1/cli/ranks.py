@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -27,6 +28,8 @@ from lmm_r1.config.hardware import PROCESSES
 # How long the others may take to end after the first that failed, in seconds; what waits for it in NCCL never ends.
 _GRACE_S = 60.0
 _SHOWN_LINES = 20
+# Of Linux's prctl.
+_SET_DEATH_SIGNAL = 1
 
 
 def train_in_ranks(run: str, config: SupervisedConfig, *, count: int, prog: str) -> None:
@@ -69,6 +72,8 @@ def _rank(
 ) -> None:
     """Train as one of the processes; all but the first write what they print to a file."""
     os.environ.update(environment, RANK=str(place), LOCAL_RANK=str(place))
+    # PyTorch has asked for Ctrl-C when the starting process is killed, which a shell's background jobs ignore.
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
     if place:
         log = os.open(folder / f"{place}.log", os.O_WRONLY | os.O_CREAT)
         for stream in (1, 2):
@@ -116,4 +121,5 @@ def _said(place: int, code: int, folder: Path, *, prog: str) -> str:
     log = folder / f"{place}.log"
     lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if place else []
     how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
-    return "\n".join([*lines, f"{prog}: error: rank {place} {how}; the machine may be out of memory"])
+    advice = "; the machine may be out of memory" if -code == signal.SIGKILL else ""
+    return "\n".join([*lines, f"{prog}: error: rank {place} {how}{advice}"])

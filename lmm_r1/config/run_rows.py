@@ -38,7 +38,7 @@ def read_conversations(
         answer_required = not config.train.plays or config.reward.remote_url is not None
     else:
         reading = replace(reading, names=replace(reading.names, response=config.data.output_key))
-        template = _plain_template(config)
+        template = plain_template(config)
         answer_required = held_out and config.eval.reward is not None
     return read_row_file(
         path,
@@ -52,7 +52,7 @@ def read_conversations(
     )
 
 
-def _plain_template(config: SFTConfig) -> str | None:
+def plain_template(config: SFTConfig) -> str | None:
     """Return the template of plain-text prompts, with {} for the prompt; None applies the chat template."""
     data = config.data
     if data.apply_chat_template:

@@ -108,10 +108,7 @@ def _rows(config: Any, path: str, *, split: str, held_out: bool = False, most: i
 
 def _check_lengths(config: PPOConfig | SupervisedConfig, rows: Sequence[Row | JudgedRow], *, tokenizer: Path) -> None:
     """Raise UserError if no row fits into `--data.max_len`, even without the tokens of its images and of the template."""
-    room, response = config.data.max_len, ""
-    if isinstance(config, PPOConfig):
-        longest = 1 if config.train.plays else config.rollout.max_new_tokens or 1
-        room, response = room - longest, f", and a response {longest}"
+    room = prompt_room(config) if isinstance(config, PPOConfig) else config.data.max_len
     texts = list(map(_text, rows))
     # A token has a byte at least.
     if not tokenizer.is_file() or not texts or any(len(text.encode()) <= room for text in texts):
@@ -126,9 +123,21 @@ def _check_lengths(config: PPOConfig | SupervisedConfig, rows: Sequence[Row | Ju
     # The other rows are read only if none of the first fits.
     if shortest(texts) <= room or (length := shortest(map(_text, _training_rows(config, most=None)))) <= room:
         return
-    raise UserError(
-        f"--data.max_len {config.data.max_len}: the text of the shortest prompt alone has {length} tokens{response}, so "
-        "that no row fits; raise it"
+    raise no_prompt_fits(config, f"text alone has {length} tokens", room=room)
+
+
+def prompt_room(config: PPOConfig) -> int:
+    """Return how many tokens a prompt may have, so that the longest response fits after it."""
+    return config.data.max_len - (1 if config.train.plays else config.rollout.max_new_tokens or 1)
+
+
+def no_prompt_fits(config: PPOConfig | SupervisedConfig, length: str, *, room: int) -> UserError:
+    """Return the error of a run of which even the shortest prompt is too long."""
+    given = f"--data.max_len {config.data.max_len}"
+    if isinstance(config, PPOConfig) and config.rollout.max_new_tokens and not config.train.plays:
+        given += f" with --rollout.max_new_tokens {config.rollout.max_new_tokens}"
+    return UserError(
+        f"{given} leaves {room} tokens for a prompt, and the shortest one's {length}; raise --data.max_len"
     )
 
 

@@ -46,7 +46,7 @@ from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, reserve
-from lmm_r1.lifecycle.first_checks import scorer_of
+from lmm_r1.lifecycle.first_checks import no_prompt_fits, prompt_room, scorer_of
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
@@ -153,8 +153,11 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_weights(path)
     check_embeddings(policy)
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
-    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None)
+    lengths: list[int] = []
+    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None, lengths)
     rows = _prompts(config, check=check)
+    if lengths and min(lengths) > (room := prompt_room(config)):
+        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens", room=room)
     config, sizes = sized_ppo(config, rows=len(rows))
     if sizes is not None:
         Console(highlight=False, soft_wrap=True).print(sizes)
@@ -382,8 +385,14 @@ def _environment(config: PPOConfig) -> Environment | None:
     return environment
 
 
-def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment | None, row: Row) -> None:
-    """Raise UserError for a row that cannot be asked, that the policy cannot take, or that cannot be encoded."""
+def _check_row(
+    config: PPOConfig, policy: Checkpoint, environment: Environment | None, lengths: list[int], row: Row
+) -> None:
+    """Raise UserError for a row that cannot be asked, that the policy cannot take, or that cannot be encoded.
+
+    Args:
+        lengths: gets the row's number of tokens, without those of its images.
+    """
     check_prompt(row)
     kit = policy.kit
     check_images_taken([row], kit=kit, model=f"--actor.model_name_or_path {policy.path}")
@@ -398,7 +407,8 @@ def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment |
             # Its observations may take long, and are encoded when they arrive.
             return
         row = environment.shown_row(row)
-    outlined_row(row, kit=kit, processor=policy.processor, add_generation_prompt=True)
+    outline = outlined_row(row, kit=kit, processor=policy.processor, add_generation_prompt=True)
+    lengths.append(len(outline.token_ids))
 
 
 def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[..., Any] | None) -> None:
