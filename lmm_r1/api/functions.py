@@ -18,9 +18,10 @@ from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, S
 from lmm_r1.config.evaluate import EvaluateConfig, page_path
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.config.hardware import check_machine
-from lmm_r1.config.rewards import GIVEN, reward_list
+from lmm_r1.config.rewards import GIVEN, GivenFunctions, reward_list
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
+from lmm_r1.lifecycle.first_checks import check_first
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.records.run_folder import Callbacks, RunFolder, StepCallback, read_stage
 
@@ -355,7 +356,8 @@ def train_rl(
     with own_process(arguments | {_OF_RL[keyword]: keyword for keyword in keywords if keyword in _OF_RL}):
         spec, functions = named_rewards(reward)
         source = {"reward.remote_url": spec} if spec else {}
-        settings = _ready(read_config(PPOConfig, config or {}, overrides or {}, named, source), given)
+        settings = read_config(PPOConfig, config or {}, overrides or {}, named, source)
+        settings = _ready(settings, given, reward=functions)
         from lmm_r1.rl.run import train
 
         train(settings, reward=functions, callbacks=callbacks)
@@ -464,7 +466,7 @@ def _arguments(given: _Given) -> dict[str, str]:
     return {setting: argument for argument, (setting, rows) in given.items() if rows is not None}
 
 
-def _ready(config: Config, given: _Given) -> Config:
+def _ready(config: Config, given: _Given, *, reward: GivenFunctions | None = None) -> Config:
     """Return the settings with the rows in them, checked, in a process that is ready to train."""
     folder = Path(config.ckpt.output_dir)
     if not config.ckpt.overwrite:
@@ -481,6 +483,7 @@ def _ready(config: Config, given: _Given) -> Config:
         if rows is not None
     }
     config = resolve(read_config(type(config), config, files))
+    check_first(config, reward=reward)
     if isinstance(config, PPOConfig):
         check_machine(config)
     prepare_training(config)

@@ -26,7 +26,15 @@ from lmm_r1.config import (
     resolve_ppo,
     sized_supervised,
 )
-from lmm_r1.config.hardware import Offer, asked_gpus, check_machine, check_offered, offered_gpus, shared_counts
+from lmm_r1.config.hardware import (
+    Offer,
+    asked_gpus,
+    check_machine,
+    check_offered,
+    offered_gpus,
+    shared_counts,
+    supervised_processes,
+)
 from lmm_r1.config.shared import Example, FirstHelp
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
@@ -194,7 +202,7 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
     """Return the plan of settings on the given machine; raises UserError if it cannot be predicted."""
     pixels, where = _pixels(settings, given)
     settings = _readable(settings, given)
-    processes = 1 if given.num_gpus is None else given.num_gpus
+    processes = 1
 
     def ask() -> Offer:
         return offered_gpus() if given.num_gpus is None else Offer(per_node=(given.num_gpus,), joined=False)
@@ -208,7 +216,9 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
             # The run itself would be refused if it asks for more than this machine has.
             check_machine(config)
     else:
-        config, _ = sized_supervised(resolve(settings), rows=None, processes=processes)
+        config = resolve(settings)
+        processes = supervised_processes(config) if given.num_gpus is None else given.num_gpus
+        config, _ = sized_supervised(config, rows=None, processes=processes)
     prepare_training(config)
     from lmm_r1.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image, too_large
     from lmm_r1.planning.estimates import machine_of

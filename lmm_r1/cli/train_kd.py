@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lmm_r1.cli import run_command
-from lmm_r1.cli.training import training
+from lmm_r1.cli.training import train_supervised
 from lmm_r1.config import KDConfig
 
 CONFIG = KDConfig
@@ -13,11 +13,7 @@ DESCRIPTION = "Train a multimodal model to predict tokens like a teacher with th
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    with training(KDConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.supervised.kd import KDRun
-        from lmm_r1.supervised.start import train
-
-        train(KDRun, config)
+    train_supervised("lmm_r1.supervised.kd:KDRun", KDConfig, argv, prog=PROG, description=DESCRIPTION)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lmm_r1.cli import run_command
-from lmm_r1.cli.training import training
+from lmm_r1.cli.training import train_supervised
 from lmm_r1.config import SFTConfig
 
 CONFIG = SFTConfig
@@ -13,11 +13,7 @@ DESCRIPTION = "Fine-tune a multimodal model on rows of messages whose last messa
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    with training(SFTConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.supervised.sft import SFTRun
-        from lmm_r1.supervised.start import train
-
-        train(SFTRun, config)
+    train_supervised("lmm_r1.supervised.sft:SFTRun", SFTConfig, argv, prog=PROG, description=DESCRIPTION)
 
 
 if __name__ == "__main__":

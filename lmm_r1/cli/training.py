@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from lmm_r1.cli import user_errors
 from lmm_r1.cli.arguments import given_flags, parse
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
 from lmm_r1.config.differences import differences_line
-from lmm_r1.config.hardware import check_machine
+from lmm_r1.config.hardware import check_machine, supervised_processes
+from lmm_r1.lifecycle.first_checks import check_first
 from lmm_r1.quiet import is_verbose
 
 
@@ -26,11 +28,41 @@ def training(
         line = differences_line(prog.split()[-1], config, given=given)
         if line is not None and is_verbose() and os.environ.get("RANK", "0") == "0":
             print(line)
+        # A launcher starts several processes, of which one checks.
+        if os.environ.get("RANK", "0") == "0":
+            check_first(config)
         if isinstance(config, PPOConfig):
             check_machine(config)
         prepare_training(config)
         begin_workers(config)
         yield config
+
+
+def train_supervised(
+    run: str, config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str
+) -> None:
+    """Train as the flags say, in one process for each visible GPU unless a launcher has started several.
+
+    Args:
+        run: the class of the run, as MODULE:CLASS.
+    """
+    with training(config_class, argv, prog=prog, description=description) as config:
+        assert isinstance(config, SupervisedConfig), "RL starts its own workers"
+        count = 1 if "RANK" in os.environ else supervised_processes(config)
+        if count == 1:
+            train_run(run, config)
+            return
+        from lmm_r1.cli.ranks import train_in_ranks
+
+        train_in_ranks(run, config, count=count, prog=prog)
+
+
+def train_run(run: str, config: SupervisedConfig) -> None:
+    """Train in this process."""
+    from lmm_r1.supervised.start import train
+
+    module, _, name = run.partition(":")
+    train(getattr(importlib.import_module(module), name), config)
 
 
 def prepare_training(config: PPOConfig | SupervisedConfig) -> None:

@@ -65,6 +65,7 @@ def check_ppo(config: PPOConfig) -> None:
     check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=bool(config.ds.enable_sleep))
     check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=bool(config.ds.enable_sleep))
     _check_rl_rows(config)
+    _check_response_length(config)
     _check_evaluation(config)
 
 
@@ -220,6 +221,19 @@ def _check_rl_rows(config: PPOConfig) -> None:
         )
     if data.input_template and data.apply_chat_template:
         raise UserError(TWO_TEMPLATES.format(data.input_template))
+
+
+def _check_response_length(config: PPOConfig) -> None:
+    most, response = config.data.max_len, config.rollout.max_new_tokens
+    if response is not None and response >= most and not config.train.plays:
+        raise UserError(
+            f"--rollout.max_new_tokens {response} leaves no room for a prompt in --data.max_len {most}; raise the second"
+        )
+    buffer = config.reward.overlong_buffer_len
+    if buffer is not None and buffer > (response or most):
+        raise UserError(
+            f"--reward.overlong_buffer_len {buffer:g} is more than the {response or most} tokens of a response; lower it"
+        )
 
 
 def _check_evaluation(config: PPOConfig) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -223,18 +224,47 @@ class Offer:
 
 
 def offered_gpus() -> Offer:
-    """Return the GPUs of this machine or of the cluster of RAY_ADDRESS, without loading torch or Ray if there are none."""
+    """Return the GPUs of this machine or of the cluster of RAY_ADDRESS."""
     if os.environ.get("RAY_ADDRESS"):
         from lmm_r1.cluster.nodes import gpus_by_node
 
         return Offer(per_node=tuple(gpus_by_node()), joined=True)
+    return Offer(per_node=(found,) if (found := visible_gpus()) else (), joined=False)
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs of this machine CUDA_VISIBLE_DEVICES leaves; asks NVIDIA's driver without torch and Ray."""
     # The user may have set the backend, which is read without torch.
     if not (cpu.own_cuda() if cpu.BACKEND in os.environ else has_gpu(os.environ)):
-        return Offer(per_node=(), joined=False)
+        return 0
+    with suppress(ImportError):
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            found, visible = pynvml.nvmlDeviceGetCount(), os.environ.get("CUDA_VISIBLE_DEVICES")
+            return found if visible is None else min(found, len(list(filter(None, visible.split(",")))))
     from lmm_r1.cluster.nodes import gpus_here
 
-    # A driver may be there that finds none.
-    return Offer(per_node=(found,) if (found := gpus_here()) else (), joined=False)
+    # Of another maker.
+    return gpus_here()
+
+
+PROCESSES = "PET_NPROC_PER_NODE"
+"""The variable with which torchrun names the number of processes, too."""
+
+
+def supervised_processes(config: SupervisedConfig) -> int:
+    """Return in how many processes a supervised command trains: one for each visible GPU, as far as batches divide."""
+    named = os.environ.get(PROCESSES, "")
+    if named.isdecimal():
+        return max(1, int(named))
+    shared, train = config.ds.tensor_parallel_size * config.ds.ulysses_size, config.train
+
+    def divides(count: int) -> bool:
+        return count % shared == 0 and train.batch_size % (count // shared * max(1, train.micro_batch_size)) == 0
+
+    return next((count for count in range(visible_gpus(), 1, -1) if divides(count)), 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ IMAGES_FOLDER = "images"
 _BATCH_ROWS = 256
 # The largest limit that the csv module accepts on every system: an image of 1.5 GiB as base64.
 _LONGEST_FIELD = 2**31 - 1
+# How names begin that no dataset on the hub has.
+_LOCAL = ("/", ".", "~")
 # Rows of a table by which the kind of its columns is known.
 _LOOKED_AT = 10_000
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0")
@@ -60,16 +62,25 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
 
 def all_records(path: str, *, split: str) -> Iterator[Record]:
     """Yield what `read_records` does, but an `Unreadable` for each line that cannot be read."""
-    file = Path(path)
-    if file.is_dir() and (file / ROWS_FILE).is_file():
-        file = file / ROWS_FILE
-    suffix = file.suffix.lower()
-    if suffix not in _READERS:
+    file = _row_file(path)
+    if file is None:
         yield from _read_dataset(path, split=split)
         return
     if not file.is_file():
         raise UserError(f"no row file {path}; check the path")
-    yield from _READERS[suffix](file)
+    yield from _READERS[file.suffix.lower()](file)
+
+
+def _row_file(path: str) -> Path | None:
+    file = Path(path)
+    if file.is_dir() and (file / ROWS_FILE).is_file():
+        file = file / ROWS_FILE
+    return file if file.suffix.lower() in _READERS else None
+
+
+def is_read_directly(path: str) -> bool:
+    """Return whether rows are a local file, there or not; others may be on the hub, or are a folder for `datasets`."""
+    return _row_file(path) is not None or (path.startswith(_LOCAL) and not Path(path).exists())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +334,7 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
 
     name, _, subfolder = path.partition("@") if not Path(path).exists() else (path, "", "")
     folder = Path(name)
-    if not folder.exists() and name.startswith(("/", ".", "~")):
+    if not folder.exists() and name.startswith(_LOCAL):
         raise UserError(f"no row file or folder {name}; check the path")
     if folder.is_file():
         raise UserError(f"{name}: unknown kind of row file; known kinds are {', '.join(_READERS)}")

@@ -30,20 +30,22 @@ _CHECKPOINTS = ("_actor", "_critic", "global_step*", "best*", "latest", FINGERPR
 _SHOWN = 4
 
 
-def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:
-    """Raise UserError if the command must not train in its folder; writes nothing.
-
-    The reasons are a folder that cannot be written, a finished run, checkpoints of another run, or that
-    `--ckpt.overwrite` would delete a model to start from.
-    """
+def check_output(config: PPOConfig | SupervisedConfig) -> None:
+    """Raise UserError for a folder that cannot be written, a finished run, or a model that overwriting would delete."""
     output, checkpoints = Path(config.ckpt.output_dir), checkpoint_folder(config)
     check_creatable(output / STAGE_FILE, flag="--ckpt.output_dir")
     check_creatable(checkpoints / FINGERPRINT_FILE, flag="--ckpt.path")
     if config.ckpt.overwrite:
         _check_models(config, deleted=_left_by_a_run(output, checkpoints))
-        return
-    RunFolder.check_unfinished(output)
-    if not has_checkpoints(checkpoints):
+    else:
+        RunFolder.check_unfinished(output)
+
+
+def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:
+    """Raise UserError as `check_output` does, and if the folder has checkpoints of another run; writes nothing."""
+    check_output(config)
+    checkpoints = checkpoint_folder(config)
+    if config.ckpt.overwrite or not has_checkpoints(checkpoints):
         return
     check_same_run(fingerprint, checkpoints)
     if not config.ckpt.load_enable:

@@ -250,8 +250,6 @@ def shape_rewards(experiences: Sequence[Experience], config: PPOConfig) -> None:
     reward = config.reward
     if reward.overlong_buffer_len is not None:
         buffer, limit = reward.overlong_buffer_len, config.rollout.max_new_tokens or config.data.max_len
-        if buffer > limit:
-            raise UserError(f"--reward.overlong_buffer_len {buffer:g} is more than the {limit} tokens of a response")
         for experience in experiences:
             exceeding = (experience.response_length.double() - (limit - buffer)).clamp(min=0, max=buffer)
             penalties = -exceeding / buffer * reward.overlong_penalty_factor

@@ -27,13 +27,11 @@ from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.rewards import GivenFunctions, named_verifier, reward_functions, reward_list
-from lmm_r1.config.shared import row_reading
-from lmm_r1.data.files import read_row_file
+from lmm_r1.config.run_rows import read_conversations
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.reading import told_prompt
 from lmm_r1.data.training_rows import (
-    SKIP_BAD_ROWS,
     KeptRows,
     MeasuredCurriculum,
     PromptStream,
@@ -49,6 +47,7 @@ from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, reserve
+from lmm_r1.lifecycle.first_checks import no_prompt_fits, prompt_room, scorer_of
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
@@ -75,7 +74,7 @@ from lmm_r1.rl.loop import RLRun, optimizer_steps
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
-from lmm_r1.scoring.sources import RowChecker, make_scorer
+from lmm_r1.scoring.sources import RowChecker
 from remote_rm.client import RewardUnavailable
 
 _MODELS = ("actor", "critic", "reward")
@@ -157,8 +156,12 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     wanted = config.rollout.max_new_tokens
     fitting = ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
-    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None, fitting)
+    lengths: list[int] = []
+    environment = _environment(config) if config.train.plays else None
+    check = partial(_check_row, config, policy, environment, fitting, lengths)
     rows = _prompts(config, check=check)
+    if lengths and min(lengths) > (room := prompt_room(config)):
+        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens", room=room)
     config, sizes = sized_ppo(config, rows=len(rows))
     if sizes is not None:
         Console(highlight=False, soft_wrap=True).print(sizes)
@@ -363,18 +366,7 @@ def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
 
 
 def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], Row]) -> KeptRows[Row]:
-    reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
-    # An environment that gives the rewards itself may know what is right without an answer.
-    needs_answer = not config.train.plays or config.reward.remote_url is not None
-    file = read_row_file(
-        path,
-        split=split,
-        reading=reading,
-        answer_required=needs_answer,
-        check=check,
-        bad_rows=config.data.bad_rows,
-        skip_by=SKIP_BAD_ROWS,
-    )
+    file = read_conversations(config, path, split=split, check=check)
     Console(highlight=False, markup=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
     # Columns are sent with every group, and few reward sources need them.
     by_columns = bool(reward_functions(config.reward)) or "columns" in config.reward.request_fields
@@ -406,9 +398,18 @@ def _environment(config: PPOConfig) -> Environment | None:
 
 
 def _check_row(
-    config: PPOConfig, policy: Checkpoint, environment: Environment | None, fitting: ImageFitting, row: Row
+    config: PPOConfig,
+    policy: Checkpoint,
+    environment: Environment | None,
+    fitting: ImageFitting,
+    lengths: list[int],
+    row: Row,
 ) -> Row:
-    """Return a row whose images fit; raises UserError for one that cannot be asked, taken by the policy or encoded."""
+    """Return a row whose images fit; raises UserError for one that cannot be asked, taken by the policy or encoded.
+
+    Args:
+        lengths: gets the row's number of tokens, without those of its images.
+    """
     check_prompt(row)
     kit = policy.kit
     check_images_taken([row], kit=kit, model=f"--actor.model_name_or_path {policy.path}")
@@ -424,6 +425,7 @@ def _check_row(
             return row
     shown = row if environment is None else environment.shown_row(row)
     outline = outlined_row(shown, kit=kit, processor=policy.processor, add_generation_prompt=True)
+    lengths.append(len(outline.token_ids))
     scales = config.data.overlong_images == "scale" and not config.train.plays
     return fitting.fitted(row, outline) if scales else row
 
@@ -433,7 +435,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunct
     urls = config.reward.remote_url
 
     async def check() -> None:
-        scorer = make_scorer(config.reward, given=reward)
+        scorer = scorer_of(config.reward, given=reward)
         try:
             if isinstance(scorer, RowChecker):
                 scorer.check_rows(rows)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from lmm_r1.config.rewards import FLAG, WeightedPart
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from remote_rm.verifier import Score
@@ -48,6 +48,22 @@ class ScoredResponse:
     """Of the prompt's images, as in its `EncodedPrompt`."""
     moment: Moment | None = None
     """None outside of a run."""
+
+
+def made_up(row: Row, text: str, *, moment: Moment | None = None) -> ScoredResponse:
+    """Return a response that no model has written, as a reward function gets it."""
+    prompt = "\n".join(part.text for turn in row.messages for part in turn.parts if isinstance(part, TextPart))
+    count = len(text.split()) + 1
+    return ScoredResponse(
+        row=row,
+        prompt=prompt,
+        query=prompt + text,
+        response=text,
+        num_tokens=count,
+        token_ids=(0,) * count,
+        image_scales=((1.0, 1.0),) * len(images_of(row.messages)),
+        moment=moment,
+    )
 
 
 class RowImages(Sequence[Image.Image]):

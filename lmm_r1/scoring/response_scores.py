@@ -130,8 +130,6 @@ class RewardModelScorer:
         return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
 
 
-
-
 def _param_dtype(name: str, *, config: Any) -> str:
     """Return the precision that `name` means in `--ds.param_dtype`; `auto` is the checkpoint's own, else fp32."""
     import torch

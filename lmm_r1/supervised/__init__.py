@@ -18,10 +18,11 @@ from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
-from lmm_r1.config import SupervisedConfig
+from lmm_r1.config import DPOConfig, RMConfig, SupervisedConfig
+from lmm_r1.config.run_rows import read_judged
 from lmm_r1.data.files import RowFile
 from lmm_r1.data.messages import ChangedFile
-from lmm_r1.data.preferences import PairFile
+from lmm_r1.data.preferences import PairFile, PreferenceRow
 from lmm_r1.data.reading import BadRows
 from lmm_r1.data.training_rows import KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
 from lmm_r1.errors import UserError
@@ -81,6 +82,14 @@ def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]
             f"--train.batch_size {config.train.batch_size}; lower it or add rows"
         )
     return KeptRows.blended(rows, lists)
+
+
+def judged_rows(
+    config: DPOConfig | RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
+) -> KeptRows[PreferenceRow]:
+    """Return the pairs of a file, and print its summary; see `read_pairs`."""
+    file = read_judged(config, path, split=split, check=check)
+    return kept(file, file.rows.values())
 
 
 def kept(file: RowFile | PairFile, rows: Iterable[RowT]) -> KeptRows[RowT]:

@@ -10,17 +10,16 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import Self
 
-from lmm_r1.config import DPOConfig, RMConfig
+from lmm_r1.config import DPOConfig
 from lmm_r1.config.preferences import DPOModelConfig
-from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PreferenceRow, read_pairs
-from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows
+from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
-from lmm_r1.supervised import RowCheck, SampleEncoder, kept
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
 from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
@@ -249,27 +248,6 @@ def _pair(chosen: SFTSample, rejected: SFTSample) -> PairSample:
     return PairSample(chosen=chosen, rejected=rejected)
 
 
-def load_pairs(
-    config: DPOConfig | RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
-) -> KeptRows[PreferenceRow]:
-    """Return the pairs of a file, read from the columns that the flags name."""
-    data = config.data
-    reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
-    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_key="prompt_key")
-    # As in OpenRLHF, text in a named column is used as it is unless a chat template is requested.
-    is_plain = data.prompt_key is not None and not data.apply_chat_template
-    template = data.input_template or "{}" if is_plain else None
-    file = read_pairs(
-        path,
-        split=split,
-        reading=replace(reading, names=names, plain_template=template),
-        check=check,
-        bad_rows=data.bad_rows,
-        skip_by=SKIP_BAD_ROWS,
-    )
-    return kept(file, file.rows.values())
-
-
 def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:
     """Return the conversations of pairs, two of each."""
     return [side for row in rows for side in row.sides]
@@ -319,7 +297,7 @@ class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
     def load(
         cls, config: DPOConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
     ) -> KeptRows[PreferenceRow]:
-        return load_pairs(config, path, split=split, check=check)
+        return judged_rows(config, path, split=split, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:

@@ -17,7 +17,7 @@ from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.loading import trained_settings
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.supervised import RowCheck, passes
+from lmm_r1.supervised import RowCheck, judged_rows, passes
 from lmm_r1.supervised.dpo import (
     ACCURACY,
     MARGIN,
@@ -25,7 +25,6 @@ from lmm_r1.supervised.dpo import (
     PairEncoder,
     PairSample,
     collate_pairs,
-    load_pairs,
     sides_of,
 )
 from lmm_r1.supervised.held_out import LOSS, HeldOut
@@ -173,7 +172,7 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
                 _check_scores(row)
             check(row)
 
-        return load_pairs(config, path, split=split, check=check_row)
+        return judged_rows(config, path, split=split, check=check_row)
 
     @classmethod
     def training_rows(cls, config: RMConfig, *, check: RowCheck[PreferenceRow] = passes) -> KeptRows[PreferenceRow]:

@@ -13,10 +13,9 @@ from transformers import GenerationConfig
 from typing_extensions import Self
 
 from lmm_r1.config import SFTConfig
-from lmm_r1.config.shared import row_reading
-from lmm_r1.data.files import read_row_file
+from lmm_r1.config.run_rows import read_conversations
 from lmm_r1.data.messages import Row, demonstration, images_of, videos_of
-from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.generation.codec import LimitedCodec
 from lmm_r1.generation.engine import EngineDtype, EngineSettings, SamplingSettings
 from lmm_r1.generation.transformers_engine import TransformersEngine
@@ -28,16 +27,6 @@ from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms, TokenTerms
 from lmm_r1.supervised.models import SupervisedSession, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_sample, collate, encode_sample, loss_turns
-
-
-def plain_template(config: SFTConfig) -> str | None:
-    """Return the template of plain-text prompts, with {} for the prompt; None applies the chat template."""
-    data = config.data
-    if data.apply_chat_template:
-        return None
-    if data.output_key is not None:
-        return data.input_template or "{}"
-    return "{}" if config.model.pretrain_mode_enable else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,17 +184,7 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
                 loss_turns(learned, every_turn=config.data.multiturn)
             check(learned)
 
-        reading = row_reading(config.data, prefix="--data.")
-        names = replace(reading.names, response=config.data.output_key)
-        file = read_row_file(
-            path,
-            split=split,
-            reading=replace(reading, names=names, plain_template=plain_template(config)),
-            answer_required=held_out and config.eval.reward is not None,
-            check=check_row,
-            bad_rows=config.data.bad_rows,
-            skip_by=SKIP_BAD_ROWS,
-        )
+        file = read_conversations(config, path, split=split, held_out=held_out, check=check_row)
         return kept(file, map(demonstration, file.rows.values()))
 
     @classmethod

@@ -266,26 +266,6 @@ def test_the_curriculum_skips_a_finished_stage_and_uses_its_model(tmp_path):
     assert mgt.actor.model_name_or_path == str(root / "fre")
 
 
-def test_the_curriculum_starts_the_cold_start_on_several_gpus_with_a_launcher(tmp_path):
-    commands = printed_commands(STAGES / "run_curriculum.sh", folder=tmp_path, SFT_DATA="s.jsonl", NUM_GPUS="4")
-    assert commands[0][1:7] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
-
-
-def test_the_cold_start_takes_all_gpus_of_the_machine(tmp_path):
-    folder, tools = tmp_path / "empty", tmp_path / "tools"
-    folder.mkdir()
-    tools.mkdir()
-    (tools / "nvidia-smi").write_text('#!/bin/sh\nfor gpu in 0 1 2; do echo "GPU $gpu"; done\n', encoding="utf-8")
-    (tools / "nvidia-smi").chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
-    arguments = {"folder": folder, "SFT_DATA": "s.jsonl", "PATH": path}
-    assert printed_commands(STAGES / "run_curriculum.sh", **arguments)[0][4:6] == ["--nproc-per-node", "3"]
-    seen = printed_commands(STAGES / "run_curriculum.sh", **arguments, CUDA_VISIBLE_DEVICES="0,2")
-    assert seen[0][4:6] == ["--nproc-per-node", "2"]
-    alone = printed_commands(STAGES / "run_curriculum.sh", **arguments, CUDA_VISIBLE_DEVICES="")
-    assert alone[0][1:3] == ["-m", "lmm_r1.cli.train_sft"]
-
-
 @pytest.mark.parametrize("path", TRAINING_CONFIGS, ids=relative)
 def test_a_shipped_yaml_of_a_stage_parses_and_resolves(path):
     supervised = path.stem in SUPERVISED_CONFIGS

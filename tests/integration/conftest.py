@@ -31,6 +31,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_kd.py": ("two_ranks_sample",),
     "test_killed_episodes.py": (),
     "test_killed_runs.py": (),
+    "test_launched_ranks.py": ("that_fail",),
     "test_lost_workers.py": (),
     "test_media_nodes.py": (),
     "test_packed_training.py": (),

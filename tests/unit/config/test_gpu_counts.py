@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig
+from lmm_r1.config import PPOConfig, SFTConfig, hardware
 from lmm_r1.config.hardware import Offer, check_offered, needed_gpus, settled_counts, shape, shared_counts
 from lmm_r1.errors import UserError
 
@@ -153,3 +153,25 @@ def test_on_cpus_as_many_ranks_as_cores_are_taken_and_more_are_refused(monkeypat
     told = "the run asks for 11 GPUs (actor 8, ref 2, engines 1), and this machine has none, and 2 cores"
     with pytest.raises(UserError, match=f"^{re.escape(told)}"):
         check_offered(dotted.replace(ppo(eight), settled_counts(ppo(eight))), CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "visible", "named", "count"),
+    [
+        ({}, 0, None, 1),
+        ({}, 8, None, 8),
+        ({"train.batch_size": 128}, 6, None, 4),
+        ({"train.batch_size": 8, "train.micro_batch_size": 4}, 8, None, 2),
+        ({"ds.ulysses_size": 2, "train.batch_size": 3}, 7, None, 6),
+        ({"train.batch_size": 128}, 0, "3", 3),
+        ({}, 8, "auto", 8),
+    ],
+)
+def test_a_supervised_command_takes_the_visible_gpus_that_divide_its_batches(
+    changes, visible, named, count, monkeypatch
+):
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: visible)
+    monkeypatch.delenv(hardware.PROCESSES, raising=False)
+    if named is not None:
+        monkeypatch.setenv(hardware.PROCESSES, named)
+    assert hardware.supervised_processes(dotted.replace(SFTConfig(), changes)) == count

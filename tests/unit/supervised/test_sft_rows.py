@@ -10,11 +10,12 @@ from helpers.sessions import configured
 from PIL import Image
 
 from lmm_r1.config import SFTConfig
+from lmm_r1.config.run_rows import plain_template
 from lmm_r1.data.messages import ChangedFile, Row, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.supervised import chat_template, check_left_out, first_fitting, read_ahead
-from lmm_r1.supervised.sft import RowEncoder, SFTRun, plain_template
+from lmm_r1.supervised.sft import RowEncoder, SFTRun
 
 config = partial(configured, SFTConfig)
 

@@ -1,0 +1,167 @@
+"""The cheap checks of a training: its folder, disk, rows, lengths and reward, before torch and Ray are loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lmm_r1.config import PPOConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.config.rewards import GivenFunctions
+from lmm_r1.config.run_rows import read_conversations, read_judged
+from lmm_r1.data.files import is_read_directly
+from lmm_r1.data.messages import Row, TextPart
+from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.training_rows import check_prompt, dataset_paths, parse_dataset_spec
+from lmm_r1.errors import UserError
+from lmm_r1.lifecycle.start import check_output
+from lmm_r1.lmm_kits.checkpoint import stored_bytes
+from lmm_r1.scoring import Moment, made_up
+from lmm_r1.scoring.functions import FunctionScorer
+from lmm_r1.scoring.sources import RowChecker, Scorer, WeightedScorer, make_scorer
+
+# As many as a file's format is detected from.
+_FIRST_ROWS = 256
+_RESPONSE = "<think>\nThis is a test.\n</think>\n<answer>0</answer>"
+_GIB = 2**30
+_loaded: dict[tuple[RewardConfig, int], FunctionScorer | WeightedScorer] = {}
+
+
+def check_first(config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions | None = None) -> None:
+    """Raise UserError for an input that can be refused within seconds; others are checked when the run starts.
+
+    Args:
+        reward: the reward functions that were given to this process instead of in a file.
+    """
+    check_output(config)
+    model = (config.actor if isinstance(config, PPOConfig) else config.model).model_name_or_path
+    assert model is not None, "required by config.resolve"
+    _check_disk(config, Path(model))
+    rows = _training_rows(config, most=_FIRST_ROWS)
+    for path in dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ():
+        _rows(config, path, split=config.eval.split, held_out=True, most=_FIRST_ROWS)
+    if all(map(is_read_directly, _training_paths(config))):
+        _check_lengths(config, rows, tokenizer=Path(model) / "tokenizer.json")
+    if isinstance(config, PPOConfig) and config.reward.remote_url:
+        asyncio.run(_check_reward(config, rows, given=reward))
+
+
+def scorer_of(reward: RewardConfig, *, given: GivenFunctions | None) -> Scorer:
+    """Return what `make_scorer` does; a function that `check_first` has loaded is not loaded again."""
+    return _loaded.pop((reward, id(given)), None) or make_scorer(reward, given=given)
+
+
+def _check_disk(config: PPOConfig | SupervisedConfig, model: Path) -> None:
+    """Raise UserError if the trained model alone does not fit on the disk; a model on the hub is not checked."""
+    needed = stored_bytes(str(model))
+    if not needed or config.ckpt.overwrite:
+        return
+    stored = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    if config.ds.param_dtype != "fp32" and "float32" in (stored.get("dtype"), stored.get("torch_dtype")):
+        needed //= 2
+    output = Path(config.ckpt.output_dir)
+    free = shutil.disk_usage(
+        next(folder for folder in (output.absolute(), *output.absolute().parents) if folder.exists())
+    ).free
+    if free < needed:
+        raise UserError(
+            f"--ckpt.output_dir {output}: its disk has {free / _GIB:.2f} GiB free, and the trained model alone takes "
+            f"{needed / _GIB:.2f} GiB; free some, or choose another place"
+        )
+
+
+def _training_paths(config: PPOConfig | SupervisedConfig) -> list[str]:
+    if isinstance(config, PPOConfig):
+        datasets, shares = config.data.prompt_dataset, config.data.prompt_probs
+    else:
+        datasets, shares = config.data.dataset, config.data.dataset_probs
+    assert datasets is not None, "required by config.resolve"
+    return parse_dataset_spec(datasets, shares)[0]
+
+
+def _training_rows(config: PPOConfig | SupervisedConfig, *, most: int | None) -> list[Any]:
+    split = config.data.prompt_split if isinstance(config, PPOConfig) else config.data.dataset_split
+    return [row for path in _training_paths(config) for row in _rows(config, path, split=split, most=most)]
+
+
+def _rows(config: Any, path: str, *, split: str, held_out: bool = False, most: int | None) -> list[Any]:
+    """Return the first rows of a file; none of a name on the hub, or of a folder that `datasets` reads."""
+    if not is_read_directly(path):
+        return []
+    read: Callable[..., Any] = partial(read_judged, config)
+    if isinstance(config, PPOConfig):
+        read = partial(read_conversations, config, check=check_prompt)
+    elif isinstance(config, SFTConfig):
+        read = partial(read_conversations, config, held_out=held_out)
+    try:
+        return list(read(path, split=split, max_rows=most).rows.values())
+    except UserError:
+        if most is None:
+            raise
+        # Of the whole file, so that the message lists all bad rows.
+        return _rows(config, path, split=split, held_out=held_out, most=None)
+
+
+def _check_lengths(
+    config: PPOConfig | SupervisedConfig, rows: Sequence[Row | PreferenceRow], *, tokenizer: Path
+) -> None:
+    """Raise UserError if no row fits into `--data.max_len`, even without the tokens of its images and of the template."""
+    room = prompt_room(config) if isinstance(config, PPOConfig) else config.data.max_len
+    texts = list(map(_text, rows))
+    # A token has a byte at least.
+    if not tokenizer.is_file() or not texts or any(len(text.encode()) <= room for text in texts):
+        return
+    from tokenizers import Tokenizer
+
+    encode = Tokenizer.from_file(str(tokenizer)).encode
+
+    def shortest(texts: Iterable[str]) -> int:
+        return min(len(encode(text, add_special_tokens=False).ids) for text in texts)
+
+    # The other rows are read only if none of the first fits.
+    if shortest(texts) <= room or (length := shortest(map(_text, _training_rows(config, most=None)))) <= room:
+        return
+    raise no_prompt_fits(config, f"text alone has {length} tokens", room=room)
+
+
+def prompt_room(config: PPOConfig) -> int:
+    """Return how many tokens a prompt may have, so that the longest response fits after it."""
+    return config.data.max_len - (1 if config.train.plays else config.rollout.max_new_tokens or 1)
+
+
+def no_prompt_fits(config: PPOConfig | SupervisedConfig, length: str, *, room: int) -> UserError:
+    """Return the error of a run of which even the shortest prompt is too long."""
+    given = f"--data.max_len {config.data.max_len}"
+    if isinstance(config, PPOConfig) and config.rollout.max_new_tokens and not config.train.plays:
+        given += f" with --rollout.max_new_tokens {config.rollout.max_new_tokens}"
+    return UserError(
+        f"{given} leaves {room} tokens for a prompt, and the shortest one's {length}; raise --data.max_len"
+    )
+
+
+def _text(row: Row | PreferenceRow) -> str:
+    return "".join(part.text for turn in row.messages for part in turn.parts if isinstance(part, TextPart))
+
+
+async def _check_reward(config: PPOConfig, rows: Sequence[Row], *, given: GivenFunctions | None) -> None:
+    """Raise UserError if the reward source does not accept the first rows; a function is called once on one of them."""
+    _loaded.clear()
+    scorer = make_scorer(config.reward, given=given)
+    try:
+        if isinstance(scorer, RowChecker):
+            scorer.check_rows(rows)
+        if not isinstance(scorer, FunctionScorer | WeightedScorer):
+            return
+        await scorer.check_health()
+        if rows:
+            response = made_up(rows[0], _RESPONSE, moment=Moment(step=1, held_out=False))
+            await scorer.rewards([response] * min(2, config.rollout.n_samples_per_prompt))
+        _loaded[config.reward, id(given)] = scorer
+    finally:
+        if not _loaded:
+            await scorer.close()
