@@ -111,9 +111,6 @@ def _arguments(text: str | None) -> Mapping[str, object]:
     return arguments
 
 
-_FORMATTED = "<think>?</think><answer>?</answer>"
-
-
 def format_prompt(config: PPOConfig) -> str | None:
     """Return the shipped system prompt for the format that a run's verifier pays, by itself or by `--reward.part_weights`.
 
@@ -133,7 +130,8 @@ def prompt_for(sources: Sequence[str], *, weighted: bool = False, flag: str = "-
     """
     for spec in sources:
         if spec.partition(SETTINGS_SEPARATOR)[0] in VERIFIERS:
-            items = (Item(prompt="", response=response, label="") for response in (_FORMATTED, "?"))
+            responses = ("<think>?</think><answer>?</answer>", "?")
+            items = (Item(prompt="", response=response, label="") for response in responses)
             kept, left_out = map(verifier_from(spec, flag=flag).failed_score, items)
             if weighted or kept.reward > left_out.reward:
                 boxes = spec.startswith(("box", f"{COMPOSITION}:box")) and "xywh" not in spec
