@@ -191,9 +191,6 @@ def _arguments(text: str | None) -> Mapping[str, object]:
     return arguments
 
 
-_FORMATTED = "<think>?</think><answer>?</answer>"
-
-
 def format_prompt(config: PPOConfig) -> str | None:
     """Return the shipped system prompt for the format that a run's rewards pay, by themselves or by `--reward.part_weights`.
 
@@ -216,7 +213,8 @@ def prompt_for(rewards: Sequence[str], *, weighted: bool = False, flag: str = "-
         if any(map(is_function, sources)):
             pays = weighted or any(one.source == "format" and one.weight > 0 for one in reward_list(spec, flag=flag))
         elif pays := all(map(_is_verifier, sources)):
-            items = (Item(prompt="", response=response, label="") for response in (_FORMATTED, "?"))
+            responses = ("<think>?</think><answer>?</answer>", "?")
+            items = (Item(prompt="", response=response, label="") for response in responses)
             kept, left_out = map(verifier_from(spec, flag=flag).failed_score, items)
             pays = weighted or kept.reward > left_out.reward
         if pays:

@@ -23,7 +23,6 @@ from lmm_r1.files.json_files import count_field, read_json_lines, text_field
 SHIPPED_PROMPTS = ("think", "think_box")
 """System prompts for the formats that verifiers pay; each is a text file next to this module."""
 NO_PROMPT = "none"
-_ASKS = "<answer>"
 
 CONTENT = "content"
 """The prompt's text in a template, with tags for images and videos."""
@@ -126,7 +125,9 @@ class RowReading:
             turns = tuple(message for message in messages if message.role != "system")
             messages = (_system_turn(self.system_prompt), *turns)
         elif self.default_prompt is not None and not plain:
-            own = any(one.role == "system" or (one.role == "user" and _ASKS in tagged_text(one)) for one in messages)
+            own = any(
+                one.role == "system" or (one.role == "user" and "<answer>" in tagged_text(one)) for one in messages
+            )
             messages = messages if own else (_system_turn(self.default_prompt), *messages)
         if self.overlooked is not None:
             self.overlooked.add(columns, messages)

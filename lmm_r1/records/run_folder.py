@@ -533,10 +533,7 @@ def _trained_from(stage: Stage) -> str | None:
 
 
 def trained_prompt(models: Sequence[str]) -> str | None:
-    """Return the shipped system prompt of the last RL run among these models, `none` if it had none; None without RL runs.
-
-    The rows of other trainings may have any prompt.
-    """
+    """Return the shipped system prompt of the last RL run among these models, `none` if it had none; None without RL runs."""
     for file in (Path(model) / SETTINGS_FILE for model in reversed(models)):
         try:
             settings = yaml.load(file.read_text(encoding="utf-8"), SafeLoader)

@@ -154,10 +154,9 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     check_weights(path)
     check_embeddings(policy)
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
-    wanted = config.rollout.max_new_tokens
-    fitting = ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
     lengths: list[int] = []
     environment = _environment(config) if config.train.plays else None
+    fitting = _image_fitting(config, policy)
     check = partial(_check_row, config, policy, environment, fitting, lengths)
     rows = _prompts(config, check=check)
     if lengths and min(lengths) > (room := prompt_room(config)):
@@ -171,9 +170,7 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
         for path in (dataset_paths(held_out, flag="--eval.dataset") if held_out else ())
     ]
     eval_rows: KeptRows[Row] = KeptRows.blended((row for part in lists for row in part), lists)
-    prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
-    for line in filter(None, (prompt, fitting.told(prefix="--data."))):
-        Console(highlight=False, markup=False, soft_wrap=True).print(line)
+    _print_changes(config, rows, fitting)
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
         max_images += config.agent.max_images if kit.takes_images else 0
@@ -312,6 +309,18 @@ def _policy_path(config: PPOConfig) -> str:
 def _model_paths(config: PPOConfig) -> dict[str, str | None]:
     """Return the path of each model by its flag, without the dashes; None for a model that the run does not have."""
     return {f"{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
+
+
+def _image_fitting(config: PPOConfig, policy: Checkpoint) -> ImageFitting:
+    wanted = config.rollout.max_new_tokens
+    return ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
+
+
+def _print_changes(config: PPOConfig, rows: Sequence[Row], fitting: ImageFitting) -> None:
+    """Print which prompts have got a system turn, and which images were scaled down."""
+    prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
+    for line in filter(None, (prompt, fitting.told(prefix="--data."))):
+        Console(highlight=False, markup=False, soft_wrap=True).print(line)
 
 
 def _print_parity(config: PPOConfig) -> None:
