@@ -31,8 +31,8 @@ def length(responses):
 
 def graded(responses, labels):
     right = [float(label in text) for text, label in zip(responses, labels)]
-    logs = {"share": [1 / len(text) for text in responses]}
-    return {"rewards": [3 * one - 1 for one in right], "scores": right, "extra_logs": logs}
+    shares = [1 / len(text) for text in responses]
+    return {"rewards": [3 * one - 1 for one in right], "scores": right, "extra_logs": {"share": shares}}
 """
 ROW = row(message("user", "1 + 1?"), answer="2")
 SAID = ["<think>x</think><answer>2</answer>", "<answer>2</answer>", f"<think>{'x' * 40}</think><answer>3</answer>", ""]
@@ -40,6 +40,7 @@ SAID = ["<think>x</think><answer>2</answer>", "<answer>2</answer>", f"<think>{'x
 TOTALS = pytest.approx([1.59, 1.09, 8 / 15, 0.09], abs=1e-12)
 SPEC = "math=1,format=0.5,reward.py:length=0.1"
 PARTS = {"accuracy": 1.0, "math": 1.0, "format": 1.0, "reward/length": 0.9, "ungradable": 0.0, "timed_out": 0.0}
+DONE = [Completion(text=text, num_tokens=9, finish_reason="stop") for text in SAID]
 judge_of = partial(make_judge, flag="--reward", workers=1)
 
 
@@ -47,10 +48,6 @@ judge_of = partial(make_judge, flag="--reward", workers=1)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reward.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-
-
-def completions(*texts: str) -> tuple[Completion, ...]:
-    return tuple(Completion(text=text, num_tokens=len(text) + 1, finish_reason="stop") for text in texts)
 
 
 def in_training(reward: str, *said: str, **functions) -> list:
@@ -61,12 +58,12 @@ def in_training(reward: str, *said: str, **functions) -> list:
     return scores
 
 
-def in_batch_inference(reward: str, *said: str) -> list[dict]:
+def in_batch_inference(reward: str) -> list[dict]:
     log = RowLog(Path("out.jsonl"))
     log.open({}, overwrite=False, flag="--output")
-    outcomes = [Outcome(index=index, row=ROW, completions=completions(text)) for index, text in enumerate(said)]
+    outcomes = [Outcome(index=index, row=ROW, completions=(one,)) for index, one in enumerate(DONE)]
     with judge_of(reward) as judge:
-        run_job(outcomes, order=range(len(said)), log=log, scorer=judge, on_progress=lambda totals: None)
+        run_job(outcomes, order=range(4), log=log, scorer=judge, on_progress=lambda totals: None)
     return [response for record in log.records() for response in record["responses"]]
 
 
@@ -75,7 +72,7 @@ def in_evaluation(reward: str) -> list:
     row_set = RowSet(file=file, rows={0: ROW}, sampling=SuiteSampling())
     with ExitStack() as stack:
         judges = {one: stack.enter_context(judge_of(one)) for one in file.verifiers if not reward_list(one)}
-        return judge_responses({0: completions(*SAID)}, checkpoint="c", row_set=row_set, judges=judges)
+        return judge_responses({0: DONE}, checkpoint="c", row_set=row_set, judges=judges)
 
 
 def test_one_list_gives_the_same_sums_everywhere():
@@ -83,7 +80,7 @@ def test_one_list_gives_the_same_sums_everywhere():
     assert [score.reward for score in trained] == TOTALS
     assert [score.score for score in trained] == [1.0, 1.0, 0.0, 0.0], "the first part says what is right"
     assert trained[0].parts == PARTS
-    batch = in_batch_inference(SPEC, *SAID)
+    batch = in_batch_inference(SPEC)
     assert [response["reward"] for response in batch] == TOTALS
     assert batch[0]["scores"] == PARTS
     measured = in_evaluation(SPEC)
@@ -121,10 +118,9 @@ def test_python_takes_functions_names_and_weights_in_one_list():
 def test_a_failing_function_ends_a_job_and_its_process_ends_with_the_judge():
     before = psutil.Process().children()
     with pytest.raises(UserError, match=r"reward.py, line 7: the reward function raised ZeroDivisionError"):
-        in_batch_inference("math,reward.py:graded", "ab", "", "abc")
-    assert [json.loads(line)["responses"][0]["reward"] for line in Path("out.jsonl").read_text().splitlines()] == [
-        -1.0
-    ]
+        in_batch_inference("math,reward.py:graded")
+    kept = map(json.loads, Path("out.jsonl").read_text().splitlines())
+    assert [record["responses"][0]["reward"] for record in kept] == [3.0, 3.0, -1.0]
     assert psutil.Process().children() == before
     with pytest.raises(UserError, match="ZeroDivisionError"):
         judge_of("reward.py:graded").check_labels([ROW])
