@@ -204,12 +204,11 @@ def evaluate(
             "output": folder / "scores.json" if output is None else Path(output),
         }
         spec, functions = named_rewards(reward)
-        if spec:
-            given["reward"] = [spec]
         parts = () if isinstance(reward, str) or callable(reward) else reward
-        if parts and all(isinstance(one, str) and not reward_list(one) for one in parts):
+        if spec:
             # Names without weights are several rewards, as for the flag.
-            given["reward"] = list(parts)
+            apart = all(isinstance(one, str) and not reward_list(one) for one in parts)
+            given["reward"] = list(parts) if parts and apart else [spec]
         if settings.get(IMAGE_DIR) is None and all(map(image_dir, named.values())):
             given |= image_dir([])
         config = read_config(EvaluateConfig, settings, given)

@@ -105,18 +105,14 @@ class ListedReward:
     weight: float
 
     @property
-    def is_function(self) -> bool:
-        return is_function(self.source)
-
-    @property
     def name(self) -> str:
         """What it is logged as: `math`, `reward/length`, or `reward/FILE.py` for a function without a name."""
         path, name = file_and_name(self.source)
-        return f"reward/{name or Path(path or '').name}" if self.is_function else self.source
+        return f"reward/{name or Path(path or '').name}" if is_function(self.source) else self.source
 
     def value(self, score: Score) -> float:
         """Return what is weighted: the reward of a function, the score of a verifier, whose own weights do not count."""
-        return score.reward if self.is_function else score.score
+        return score.reward if is_function(self.source) else score.score
 
 
 def reward_list(spec: str, *, flag: str = "--reward") -> tuple[ListedReward, ...]:
@@ -149,7 +145,7 @@ def _listed(text: str) -> ListedReward:
     name, settings, _ = part.source.partition(SETTINGS_SEPARATOR)
     if settings and name in VERIFIERS:
         raise ValueError(f"{part.source}: a verifier in a list takes no settings; name it alone, or as {name}")
-    if not part.is_function:
+    if not is_function(part.source):
         try:
             part_from(part.source)
         except ValueError as error:

@@ -133,7 +133,7 @@ def sum_of(listed: Sequence[ListedReward], scores: Sequence[Score]) -> Score:
     parts = {"accuracy": scores[0].parts.get("accuracy", scores[0].score)}
     for one, score in pairs:
         parts[one.name] = one.value(score)
-        if one.is_function:
+        if is_function(one.source):
             parts |= {f"{one.name}/{name}": value for name, value in score.parts.items()}
     late = any(score.timed_out for score in scores)
     parts |= {"ungradable": max(score.parts.get("ungradable", 0.0) for score in scores), "timed_out": float(late)}
@@ -207,7 +207,9 @@ def _with_functions(
         return FunctionScorer(own, given=None if own.path or given is None else given.get(str(own.name)))
 
     listed = reward_list(spec, flag=settings.flag)
-    sources = [function(one.source) if one.is_function else VerifierScorer(judge(one.source)) for one in listed]
+    sources = [
+        function(one.source) if is_function(one.source) else VerifierScorer(judge(one.source)) for one in listed
+    ]
     return WeightedScorer(listed, sources) if listed else function(spec)
 
 

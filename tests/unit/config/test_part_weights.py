@@ -116,8 +116,9 @@ def test_switches_follow_a_colon():
 
 def test_a_composition_names_its_parts_and_weights():
     item = Item(prompt="", response="<think>x</think><answer>4</answer>", label="3")
-    score = verifier_from("composition:math=2,format=0.25").score(item)
-    assert (score.reward, score.score) == (0.25, 0.0)
+    for spec in ("composition:math=2,format=0.25", "math=2,format=0.25"):
+        score = verifier_from(spec).score(item)
+        assert (score.reward, score.score) == (0.25, 0.0)
 
 
 def test_a_selected_part_judges_the_labels_that_name_it():

@@ -71,6 +71,8 @@ def test_what_cannot_travel_is_told_before_anything_is_loaded(tmp_path):
         with lock:
             return [1.0 for _ in responses]
 
-    with pytest.raises(UserError, match="^reward: right cannot be sent to the processes that call it .TypeError: cannot pickle"):
+    with pytest.raises(
+        UserError, match="^reward: right cannot be sent to the processes that call it .TypeError: cannot pickle"
+    ):
         train_rl({"ckpt.output_dir": tmp_path / "run"}, rows=[{"messages": [], "answer": ""}], reward=right)
     assert not (tmp_path / "run").exists()

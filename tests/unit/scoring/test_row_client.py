@@ -110,7 +110,7 @@ def test_our_own_servers_pass_over_what_they_do_not_know():
 def test_flags_that_the_source_of_rewards_has_no_use_for_are_refused_by_name():
     for settings, said in (
         ({"model_name_or_path": "m", "request_fields": ("step",)}, "--reward.request_fields step is for requests"),
-        ({"remote_url": "rewards.py", "timeout_s": 5.0}, "--reward.timeout_s 5 .*rewards.py .*is --reward.deadline_s"),
+        ({"remote_url": "rewards.py", "timeout_s": 5.0}, "--reward.timeout_s 5 .*rewards.py.* is --reward.deadline_s"),
     ):
         with pytest.raises(UserError, match=said):
             _check_reward_source(PPOConfig(reward=RewardConfig(**settings)))
