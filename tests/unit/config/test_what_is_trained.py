@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig, resolve, to_yaml
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve, to_yaml
 from lmm_r1.config.hardware import asked_gpus
 from lmm_r1.config.resolve import settings_of_the_run
 from lmm_r1.errors import UserError
@@ -14,8 +14,8 @@ from lmm_r1.errors import UserError
 LORA = {"ds.lora.rank": 64}
 RL = {"actor.model_name_or_path": "m", "data.prompt_dataset": "rows.jsonl"}
 SUPERVISED = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl"}
-OWN = {KDConfig: {"teacher.model_name_or_path": "t"}, PRMConfig: {"model.placeholder_token": "*"}}
-RATES = {SFTConfig: 5e-6, KDConfig: 5e-6, DPOConfig: 1e-5, KTOConfig: 1e-5, PRMConfig: 1e-6, RMConfig: 9e-6}
+OWN = {KDConfig: {"teacher.model_name_or_path": "t"}}
+RATES = {SFTConfig: 5e-6, KDConfig: 5e-6, DPOConfig: 1e-5, RMConfig: 9e-6}
 
 
 def rl(**changes: object) -> PPOConfig:
