@@ -1,4 +1,7 @@
-"""`lmm-r1 init DIR`: a folder with rows, settings and a reward function that train, measure and chat as they are."""
+"""`lmm-r1 init DIR`: a folder with rows, settings and a reward function that train, measure and chat as they are.
+
+With `--model` and `--rows`, the settings are those of RL of that model on those rows, on this machine or another one.
+"""
 
 import random
 from collections.abc import Sequence
@@ -10,12 +13,15 @@ from PIL import Image, ImageDraw
 from tyro.conf import Positional
 
 from lmm_r1.cli import arguments, run_command, user_errors
+from lmm_r1.cli.plan import MachineFlags
 from lmm_r1.data.files import write_row_folder
+from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, unwritable, write_atomically
 
 PROG = "lmm-r1 init"
 DESCRIPTION = (
-    "Write a project: rows with images, settings of each stage, a reward function, and a README with its commands."
+    "Write a project: rows with images, settings of each stage, a reward function, and a README with its commands. With "
+    "--model and --rows, write the settings with which that model learns from those rows."
 )
 TEMPLATES = "lmm_r1.cli.project"
 FILES = ("README.md", "sft.yaml", "rl.yaml", "evaluate.yaml", "reward.py")
@@ -29,6 +35,14 @@ SIDE = 56
 class InitConfig:
     folder: Positional[Path]
     """Folder to write; must not exist yet or be empty."""
+    model: str | None = None
+    """Your model, a folder or a name on the hub."""
+    rows: str | None = None
+    """Your rows with images: a file, folder or dataset."""
+    num_gpus: int | None = None
+    """GPUs of the machine that will train. None is what this machine has."""
+    gpu_memory_gib: float | None = None
+    """Memory of each of its GPUs in GiB. None is this machine's."""
 
 
 CONFIG = InitConfig
@@ -38,7 +52,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Write the folder and say what to do with it."""
     config = arguments.parse(InitConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
-        run(config.folder)
+        if config.model is None and config.rows is None:
+            run(config.folder)
+            return
+        if config.model is None or config.rows is None:
+            raise UserError("--model and --rows belong together; give both, or none for a project with toy rows")
+        from lmm_r1.cli.own_rows import write_project
+
+        write_project(
+            config.folder,
+            model=config.model,
+            rows=config.rows,
+            machine=MachineFlags(num_gpus=config.num_gpus, gpu_memory_gib=config.gpu_memory_gib),
+        )
 
 
 def run(folder: Path) -> None:
