@@ -1,6 +1,6 @@
 """`lmm-r1 train_kto`: Kahneman-Tversky optimization on single responses that are desirable or not."""
 
-from collections.abc import Sequence
+from functools import partial
 
 from lmm_r1.cli import run_command
 from lmm_r1.cli.training import train_supervised
@@ -9,12 +9,7 @@ from lmm_r1.config import KTOConfig
 CONFIG = KTOConfig
 PROG = "lmm-r1 train_kto"
 DESCRIPTION = "Train a multimodal model on prompts with one response each, which is desirable or undesirable."
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train as the flags say."""
-    train_supervised("lmm_r1.supervised.kto:KTORun", KTOConfig, argv, prog=PROG, description=DESCRIPTION)
-
+main = partial(train_supervised, "lmm_r1.supervised.kto:KTORun", CONFIG, prog=PROG, description=DESCRIPTION)
 
 if __name__ == "__main__":
     run_command(main)

@@ -1,6 +1,6 @@
 """`lmm-r1 train_prm`: a process reward model from steps with labels, as `batch_inference --reward_model` takes it."""
 
-from collections.abc import Sequence
+from functools import partial
 
 from lmm_r1.cli import run_command
 from lmm_r1.cli.training import train_supervised
@@ -9,12 +9,7 @@ from lmm_r1.config import PRMConfig
 CONFIG = PRMConfig
 PROG = "lmm-r1 train_prm"
 DESCRIPTION = "Train a multimodal process reward model on solutions with steps labelled right or wrong."
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train as the flags say."""
-    train_supervised("lmm_r1.supervised.prm:PRMRun", PRMConfig, argv, prog=PROG, description=DESCRIPTION)
-
+main = partial(train_supervised, "lmm_r1.supervised.prm:PRMRun", CONFIG, prog=PROG, description=DESCRIPTION)
 
 if __name__ == "__main__":
     run_command(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +10,13 @@ from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.shared import SequenceConfig, named_reading, row_reading
 from lmm_r1.config.supervised import SFTConfig
 from lmm_r1.data.files import RowFile, read_row_file
-from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PREFERENCE, STEPS, UNPAIRED, JudgedFile, RowKind, read_judged_file
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS
 
 
-def read_conversations(
-    config: PPOConfig | SFTConfig,
-    path: str,
-    *,
-    split: str,
-    held_out: bool = False,
-    check: Callable[[Row], None] | None = None,
-    max_rows: int | None = None,
-) -> RowFile:
-    """Return the rows of a file for RL, SFT or distillation; arguments and errors are those of `read_row_file`.
+def read_conversations(config: PPOConfig | SFTConfig, path: str, *, held_out: bool = False, **given: Any) -> RowFile:
+    """Return the rows of a file for RL, SFT or distillation; further arguments and errors are those of `read_row_file`.
 
     Args:
         held_out: the rows are for evaluation.
@@ -35,21 +25,13 @@ def read_conversations(
     if isinstance(config, PPOConfig):
         template = config.data.input_template or None
         # An environment that gives the rewards itself may know what is right without an answer.
-        answer_required = not config.train.plays or config.reward.remote_url is not None
+        needs_answer = not config.train.plays or config.reward.remote_url is not None
     else:
         reading = replace(reading, names=replace(reading.names, response=config.data.output_key))
         template = plain_template(config)
-        answer_required = held_out and config.eval.reward is not None
-    return read_row_file(
-        path,
-        split=split,
-        max_rows=max_rows,
-        reading=replace(reading, plain_template=template),
-        answer_required=answer_required,
-        check=check,
-        bad_rows=config.data.bad_rows,
-        skip_by=SKIP_BAD_ROWS,
-    )
+        needs_answer = held_out and config.eval.reward is not None
+    given |= {"reading": replace(reading, plain_template=template), "bad_rows": config.data.bad_rows}
+    return read_row_file(path, answer_required=needs_answer, skip_by=SKIP_BAD_ROWS, **given)
 
 
 def plain_template(config: SFTConfig) -> str | None:
@@ -65,26 +47,10 @@ def plain_template(config: SFTConfig) -> str | None:
 JudgedConfig = DPOConfig | RMConfig | KTOConfig | PRMConfig
 
 
-def read_judged(
-    config: JudgedConfig,
-    path: str,
-    *,
-    split: str,
-    check: Callable[[Any], None] | None = None,
-    max_rows: int | None = None,
-) -> JudgedFile[Any]:
-    """Return the judged rows of a file; arguments and errors are those of `read_judged_file`."""
+def read_judged(config: JudgedConfig, path: str, **given: Any) -> JudgedFile[Any]:
+    """Return the judged rows of a file; further arguments and errors are those of `read_judged_file`."""
     kind, reading = _judged_reading(config)
-    return read_judged_file(
-        path,
-        kind,
-        split=split,
-        max_rows=max_rows,
-        reading=reading,
-        check=check,
-        bad_rows=config.data.bad_rows,
-        skip_by=SKIP_BAD_ROWS,
-    )
+    return read_judged_file(path, kind, reading=reading, bad_rows=config.data.bad_rows, skip_by=SKIP_BAD_ROWS, **given)
 
 
 def _judged_reading(config: JudgedConfig) -> tuple[RowKind[Any, Any], RowReading]:

@@ -154,10 +154,11 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_embeddings(policy)
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     lengths: list[int] = []
-    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None, lengths)
+    environment = _environment(config) if config.train.plays else None
+    check = partial(_check_row, config, policy, environment, lengths=lengths)
     rows = _prompts(config, check=check)
-    if lengths and min(lengths) > (room := prompt_room(config)):
-        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens", room=room)
+    if lengths and min(lengths) > prompt_room(config):
+        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens")
     config, sizes = sized_ppo(config, rows=len(rows))
     if sizes is not None:
         Console(highlight=False, soft_wrap=True).print(sizes)
@@ -170,8 +171,6 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
         max_images += config.agent.max_images if kit.takes_images else 0
-    # Report errors of the user's filter before anything starts.
-    GroupFilter.of(config)
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows, reward=reward)
     _check_models(config, policy)
@@ -209,7 +208,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
 
 
 def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
-    """Raise UserError if a model of the run does not fit the policy or its settings."""
+    """Raise UserError if a model of the run does not fit the policy or its settings, or the user's filter has an error."""
+    GroupFilter.of(config)
     # The critic may start from the reward model that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
@@ -386,12 +386,12 @@ def _environment(config: PPOConfig) -> Environment | None:
 
 
 def _check_row(
-    config: PPOConfig, policy: Checkpoint, environment: Environment | None, lengths: list[int], row: Row
+    config: PPOConfig, policy: Checkpoint, environment: Environment | None, row: Row, *, lengths: list[int]
 ) -> None:
     """Raise UserError for a row that cannot be asked, that the policy cannot take, or that cannot be encoded.
 
     Args:
-        lengths: gets the row's number of tokens, without those of its images.
+        lengths: gets the number of its tokens, without those of its images.
     """
     check_prompt(row)
     kit = policy.kit
