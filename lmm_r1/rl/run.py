@@ -157,10 +157,10 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     lengths: list[int] = []
     environment = _environment(config) if config.train.plays else None
     fitting = _image_fitting(config, policy)
-    check = partial(_check_row, config, policy, environment, fitting, lengths)
+    check = partial(_check_row, config, policy, environment, fitting, lengths=lengths)
     rows = _prompts(config, check=check)
-    if lengths and min(lengths) > (room := prompt_room(config)):
-        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens", room=room)
+    if lengths and min(lengths) > prompt_room(config):
+        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens")
     config, sizes = sized_ppo(config, rows=len(rows))
     if sizes is not None:
         Console(highlight=False, soft_wrap=True).print(sizes)
@@ -174,8 +174,6 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
         max_images += config.agent.max_images if kit.takes_images else 0
-    # Report errors of the user's filter before anything starts.
-    GroupFilter.of(config)
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows, reward=reward)
     _check_models(config, policy)
@@ -217,7 +215,8 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
 
 
 def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
-    """Raise UserError if a model of the run does not fit the policy or its settings."""
+    """Raise UserError if a model of the run does not fit the policy or its settings, or the user's filter has an error."""
+    GroupFilter.of(config)
     # The critic may start from the reward model that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
@@ -411,13 +410,14 @@ def _check_row(
     policy: Checkpoint,
     environment: Environment | None,
     fitting: ImageFitting,
-    lengths: list[int],
     row: Row,
+    *,
+    lengths: list[int],
 ) -> Row:
     """Return a row whose images fit; raises UserError for one that cannot be asked, taken by the policy or encoded.
 
     Args:
-        lengths: gets the row's number of tokens, without those of its images.
+        lengths: gets the number of its tokens, without those of its images.
     """
     check_prompt(row)
     kit = policy.kit
