@@ -62,6 +62,7 @@ GPU_COUNTS = (
 """The flags that set how many GPUs models and engines have."""
 
 
+WITH_KL = Needs("algo.kl.init_coef>0", warns=True)
 SECOND_MODEL = Needs("ds.lora.rank=0 or ref.refresh_steps>0", warns=True)
 """What flags of a second copy of the weights as reference need: otherwise it is the policy without its adapters."""
 
@@ -160,15 +161,11 @@ class CriticConfig(OptimizerConfig, PlacedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RefConfig(PlacedModel):
-    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL] = None
+    num_nodes: Annotated[int | None, Within("[1, inf)"), WITH_KL, SECOND_MODEL] = None
     """Machines that hold the reference model; None is computed from its GPUs."""
-    num_gpus_per_node: Annotated[
-        int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL
-    ] = None
+    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), WITH_KL, SECOND_MODEL] = None
     """GPUs per machine that hold the reference model. None takes its share of all GPUs, or one rank on a CPU."""
-    offload: Annotated[
-        bool | None, Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL, Needs("ds.zero_stage=3")
-    ] = None
+    offload: Annotated[bool | None, WITH_KL, SECOND_MODEL, Needs("ds.zero_stage=3")] = None
     """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
     otherwise."""
     during_generation: bool | None = None
@@ -339,7 +336,7 @@ class PPOTrainConfig(TrainConfig):
     colocate_all: bool | None = None
     """Policy, reference model and vLLM engines take turns on the same GPUs. None does so if a machine has too few
     GPUs, or too little memory, for separate groups."""
-    colocate_actor_ref: Annotated[bool, Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL] = False
+    colocate_actor_ref: Annotated[bool, WITH_KL, SECOND_MODEL] = False
     """Put policy and reference model on the same GPUs."""
     colocate_critic_reward: bool = False
     """Put critic and reward model on the same GPUs."""
