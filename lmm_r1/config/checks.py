@@ -29,10 +29,9 @@ from lmm_r1.config.ppo import (
     RefConfig,
     RewardConfig,
     RolloutConfig,
-    ThoughtConfig,
 )
 from lmm_r1.config.rewards import named_verifier, part_weights, reward_functions
-from lmm_r1.config.shared import DeepSpeedConfig, check_speculation
+from lmm_r1.config.shared import DeepSpeedConfig, ThoughtConfig, check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.errors import UserError
 
