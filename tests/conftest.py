@@ -28,7 +28,7 @@ stage_plans trajectories trajectory_engines
 """.split()
 INTEGRATIONS = """
 bad_input batch_inference checkpoints critic_runs dpo dpo_steps evaluate_errors evaluate_run gradient_accumulation
-interactive_chat judged_runs kd killed_runs lora media_nodes merge packed_training ray_collective replay_passes
+interactive_chat kd killed_runs lora media_nodes merge packed_training ray_collective replay_passes
 row_formats serve_rm sft_trackers start_order two_processes_save two_ranks ulysses value_model_errors value_models
 video_rows worker_devices zero_log_probs
 """.split()

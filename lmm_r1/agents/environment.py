@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmm_r1.config.checks import check_thought
-from lmm_r1.config.ppo import ThoughtConfig
+from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart
 from lmm_r1.data.sample import CallOutcome
 from lmm_r1.errors import UserError

@@ -22,8 +22,8 @@ from lmm_r1.config.rewards import GIVEN, GivenFunctions, reward_list
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.first_checks import check_first
-from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
-from lmm_r1.records.run_folder import Callbacks, RunFolder, StepCallback, read_stage
+from lmm_r1.records.metrics import METRICS_FILE, Callbacks, MetricLog, StepCallback, read_metrics
+from lmm_r1.records.run_folder import RunFolder, read_stage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,10 +10,8 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import multiprocessing
@@ -27,7 +25,6 @@ from lmm_r1.config.hardware import PROCESSES
 
 # How long the others may take to end after the first that failed, in seconds; what waits for it in NCCL never ends.
 _GRACE_S = 60.0
-_SHOWN_LINES = 20
 # Of Linux's prctl.
 _SET_DEATH_SIGNAL = 1
 
@@ -40,13 +37,13 @@ def train_in_ranks(run: str, config: SupervisedConfig, *, count: int, prog: str)
     """
     each = ", one per GPU" if cpu.own_cuda() else ""
     print(f"{config.logger.stage_name}: {count} processes{each}; {PROCESSES} sets another number", flush=True)
-    # A port of this machine's own, on which the store listens from here on.
+    # On a port of this machine alone; the processes meet there.
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     environment = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -55,29 +52,33 @@ def train_in_ranks(run: str, config: SupervisedConfig, *, count: int, prog: str)
         ranks = multiprocessing.start_processes(
             _rank, (run, config, environment, Path(folder), prog), nprocs=count, join=False
         )
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            for process in ranks.processes:
+                if process.exitcode is None:
+                    os.kill(process.pid, number)
+
+        # They end after the current step.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, forward)
         try:
-            with _signals_for(ranks):
-                while not ranks.join(grace_period=_GRACE_S):
-                    pass
+            while not ranks.join(grace_period=_GRACE_S):
+                pass
         except multiprocessing.ProcessExitedException as error:
             print(_said(error.error_index, error.exit_code, Path(folder), prog=prog), file=sys.stderr)
             raise SystemExit(abs(error.exit_code) + 128 * (error.exit_code < 0)) from None
-        finally:
-            # It ends with the object.
-            del store
 
 
 def _rank(
     place: int, run: str, config: SupervisedConfig, environment: dict[str, str], folder: Path, prog: str
 ) -> None:
-    """Train as one of the processes; all but the first write what they print to a file."""
+    """Train as one of the processes, of which the first prints."""
     os.environ.update(environment, RANK=str(place), LOCAL_RANK=str(place))
     # PyTorch has asked for Ctrl-C when the starting process is killed, which a shell's background jobs ignore.
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
     if place:
-        log = os.open(folder / f"{place}.log", os.O_WRONLY | os.O_CREAT)
         for stream in (1, 2):
-            os.dup2(log, stream)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     cores = len(os.sched_getaffinity(0)) // int(environment["WORLD_SIZE"])
     torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
     cpu.prepare_process()
@@ -95,31 +96,12 @@ def _rank(
                 raise SystemExit(1) from None
 
 
-@contextlib.contextmanager
-def _signals_for(ranks: Any) -> Iterator[None]:
-    """Pass Ctrl-C and SIGTERM on to the processes, which end after the current step."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        for process in ranks.processes:
-            if process.exitcode is None:
-                os.kill(process.pid, number)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _said(place: int, code: int, folder: Path, *, prog: str) -> str:
     """Return the message of a process that failed."""
     if (folder / f"{place}.error").exists():
         # What failed because of it failed later.
         first = min(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
         return first.read_text().rstrip()
-    log = folder / f"{place}.log"
-    lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if place else []
     how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
     advice = "; the machine may be out of memory" if -code == signal.SIGKILL else ""
-    return "\n".join([*lines, f"{prog}: error: rank {place} {how}{advice}"])
+    return f"{prog}: error: rank {place} {how}{advice}"

@@ -1,6 +1,6 @@
 """`lmm-r1 train_dpo`: direct preference optimization on pairs of responses to one prompt."""
 
-from collections.abc import Sequence
+from functools import partial
 
 from lmm_r1.cli import run_command
 from lmm_r1.cli.training import train_supervised
@@ -9,12 +9,7 @@ from lmm_r1.config import DPOConfig
 CONFIG = DPOConfig
 PROG = "lmm-r1 train_dpo"
 DESCRIPTION = "Train a multimodal model on prompts with a chosen and a rejected response: DPO, cDPO, IPO or SimPO."
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train as the flags say."""
-    train_supervised("lmm_r1.supervised.dpo:DPORun", DPOConfig, argv, prog=PROG, description=DESCRIPTION)
-
+main = partial(train_supervised, "lmm_r1.supervised.dpo:DPORun", CONFIG, prog=PROG, description=DESCRIPTION)
 
 if __name__ == "__main__":
     run_command(main)

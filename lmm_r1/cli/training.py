@@ -26,10 +26,10 @@ def training(
         config = resolve(config)
         given = given_flags(config_class, argv, prog=prog)
         line = differences_line(prog.split()[-1], config, given=given)
-        if line is not None and is_verbose() and os.environ.get("RANK", "0") == "0":
-            print(line)
-        # A launcher starts several processes, of which one checks.
+        # A launcher starts several processes, of which one prints and checks.
         if os.environ.get("RANK", "0") == "0":
+            if line is not None and is_verbose():
+                print(line)
             check_first(config)
         if isinstance(config, PPOConfig):
             check_machine(config)
@@ -39,7 +39,7 @@ def training(
 
 
 def train_supervised(
-    run: str, config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str
+    run: str, config_class: type[Config], argv: Sequence[str] | None = None, *, prog: str, description: str
 ) -> None:
     """Train as the flags say, in one process for each visible GPU unless a launcher has started several.
 
@@ -48,13 +48,12 @@ def train_supervised(
     """
     with training(config_class, argv, prog=prog, description=description) as config:
         assert isinstance(config, SupervisedConfig), "RL starts its own workers"
-        count = 1 if "RANK" in os.environ else supervised_processes(config)
-        if count == 1:
+        if "RANK" in os.environ or (count := supervised_processes(config)) == 1:
             train_run(run, config)
-            return
-        from lmm_r1.cli.ranks import train_in_ranks
+        else:
+            from lmm_r1.cli.ranks import train_in_ranks
 
-        train_in_ranks(run, config, count=count, prog=prog)
+            train_in_ranks(run, config, count=count, prog=prog)
 
 
 def train_run(run: str, config: SupervisedConfig) -> None:

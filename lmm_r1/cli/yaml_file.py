@@ -220,7 +220,7 @@ def _meant(text: str, hint: object) -> str:
     from lmm_r1.migrate.table import names_of
 
     choices = [str(choice) for choice in typing.get_args(hint)]
-    here = names_of("estimators").get(text.lower().replace("++", "_plus_plus").replace("-", "_"))
+    here = names_of("estimators").get(text.lower().replace("++", "_plus_plus").replace("-", "_").replace("@", ""))
     if here in choices:
         return f", which is called {here} here"
     match = nearest(text, known=choices)

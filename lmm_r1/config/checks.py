@@ -29,10 +29,9 @@ from lmm_r1.config.ppo import (
     RefConfig,
     RewardConfig,
     RolloutConfig,
-    ThoughtConfig,
 )
 from lmm_r1.config.rewards import named_verifier, part_weights, reward_functions
-from lmm_r1.config.shared import DeepSpeedConfig, check_speculation
+from lmm_r1.config.shared import DeepSpeedConfig, ThoughtConfig, check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.errors import UserError
 
@@ -224,15 +223,10 @@ def _check_rl_rows(config: PPOConfig) -> None:
 
 
 def _check_response_length(config: PPOConfig) -> None:
-    most, response = config.data.max_len, config.rollout.max_new_tokens
-    if response is not None and response >= most and not config.train.plays:
+    buffer, response = config.reward.overlong_buffer_len, config.rollout.max_new_tokens or config.data.max_len
+    if buffer is not None and buffer > response:
         raise UserError(
-            f"--rollout.max_new_tokens {response} leaves no room for a prompt in --data.max_len {most}; raise the second"
-        )
-    buffer = config.reward.overlong_buffer_len
-    if buffer is not None and buffer > (response or most):
-        raise UserError(
-            f"--reward.overlong_buffer_len {buffer:g} is more than the {response or most} tokens of a response; lower it"
+            f"--reward.overlong_buffer_len {buffer:g} is more than the {response} tokens of a response; lower it"
         )
 
 

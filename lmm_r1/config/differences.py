@@ -52,14 +52,14 @@ _ALL: _Table = {
         None,
         "half precision loses small gradients over many passes; OpenRLHF leaves it to DeepSpeed",
     ),
-    "ds.lora.alpha": (16, "twice the rank: with a fixed alpha, the larger the rank the less LoRA learns"),
+    "ds.lora.alpha": (16, "twice the rank"),
     "ds.param_dtype": ("bf16", "bf16, or fp32 on a CPU without bf16 instructions"),
 }
 _LIGER: _Table = {"ds.use_liger_kernel": (False, "the same results with fewer kernels, on GPUs that support them")}
 _INPUT_KEY: _Table = {"data.input_key": ("input", "`message` or `messages`, whichever the rows have")}
 _BATCH: _Table = {"train.batch_size": (128, "a fifth of the rows, at most 128: five steps or more per pass over them")}
 _MICRO_BATCH: _Table = {"train.micro_batch_size": (8, "8, or a divisor of a GPU's share of an update")}
-_RATE = "the same without LoRA; adapters need about ten times the rate"
+_RATE = "with LoRA ten times that"
 _COUNTS = "the GPUs of the machine or cluster"
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from lmm_r1 import dotted
 from lmm_r1.config.checks import agent_options, check_eager, check_sampling, check_thought
 from lmm_r1.config.declared import check_needs, check_ranges
-from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
+from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.rewards import check_reward
 from lmm_r1.config.shared import (
     Example,
@@ -19,6 +19,7 @@ from lmm_r1.config.shared import (
     OverlongFlags,
     RowsConfig,
     SpeculationFlags,
+    ThoughtConfig,
     check_least,
     check_positive,
     check_speculation,

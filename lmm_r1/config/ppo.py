@@ -17,6 +17,7 @@ from lmm_r1.config.shared import (
     OptimizerConfig,
     OverlongFlags,
     SpeculationFlags,
+    ThoughtConfig,
     TrainConfig,
     WandbConfig,
     named_after_the_minute,
@@ -62,8 +63,9 @@ GPU_COUNTS = (
 """The flags that set how many GPUs models and engines have."""
 
 
+# What flags of a second copy of the weights need: with LoRA, the reference is the policy without its adapters.
+WITH_KL = Needs("algo.kl.init_coef>0", warns=True)
 SECOND_MODEL = Needs("ds.lora.rank=0 or ref.refresh_steps>0", warns=True)
-"""What flags of a second copy of the weights as reference need: otherwise it is the policy without its adapters."""
 
 
 class PlacedModel:
@@ -160,23 +162,19 @@ class CriticConfig(OptimizerConfig, PlacedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RefConfig(PlacedModel):
-    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL] = None
+    num_nodes: Annotated[int | None, Within("[1, inf)"), WITH_KL, SECOND_MODEL] = None
     """Machines that hold the reference model; None is computed from its GPUs."""
-    num_gpus_per_node: Annotated[
-        int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL
-    ] = None
+    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), WITH_KL, SECOND_MODEL] = None
     """GPUs per machine that hold the reference model. None takes its share of all GPUs, or one rank on a CPU."""
-    offload: Annotated[
-        bool | None, Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL, Needs("ds.zero_stage=3")
-    ] = None
+    offload: Annotated[bool | None, WITH_KL, SECOND_MODEL, Needs("ds.zero_stage=3")] = None
     """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
     otherwise."""
     during_generation: bool | None = None
     """Compute the reference log-probs of finished groups while other groups are generated; None does so on GPUs with
     enough memory."""
     refresh_steps: Annotated[int, Within("[0, inf)")] = 0
-    """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model, which with
-    LoRA is the policy without its adapters, so no second model is loaded."""
+    """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model: with LoRA,
+    the policy without its adapters."""
 
 
 DEFAULT_VERIFIER = "math"
@@ -339,7 +337,7 @@ class PPOTrainConfig(TrainConfig):
     colocate_all: bool | None = None
     """Policy, reference model and vLLM engines take turns on the same GPUs. None does so if a machine has too few
     GPUs, or too little memory, for separate groups."""
-    colocate_actor_ref: Annotated[bool, Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL] = False
+    colocate_actor_ref: Annotated[bool, WITH_KL, SECOND_MODEL] = False
     """Put policy and reference model on the same GPUs."""
     colocate_critic_reward: bool = False
     """Put critic and reward model on the same GPUs."""
@@ -374,29 +372,6 @@ class PPOTrainConfig(TrainConfig):
     def plays(self) -> bool:
         """Whether samples are episodes of several turns."""
         return self.agent is not None or self.agent_func_path is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThoughtConfig:
-    """Budget forcing (s1, arXiv:2501.19393): make the thought of a turn longer or shorter."""
-
-    end: Annotated[str, Needs(".continuations or .max_tokens")] = "</think>"
-    """Text that ends the thought at the beginning of a turn."""
-    continuations: Annotated[int, Within("[0, inf)")] = 0
-    """How often a thought that the policy has ended is continued."""
-    continue_with: Annotated[str, Needs(".continuations")] = "Wait"
-    """Text that replaces the end of a thought that is continued; it is not trained on."""
-    min_tokens: Annotated[int | None, Within("[1, inf)"), Needs(".continuations")] = None
-    """Thoughts of at least this many tokens may end. None continues every thought agent.thought.continuations
-    times."""
-    max_tokens: Annotated[int | None, Within("[1, inf)")] = None
-    """Longest thought in tokens; a longer one is ended with agent.thought.end, and the turn continues. None has no
-    limit."""
-
-    @property
-    def forces(self) -> bool:
-        """Whether thoughts are other than the policy would have them."""
-        return self.continuations > 0 or self.max_tokens is not None
 
 
 @dataclass(frozen=True, kw_only=True)

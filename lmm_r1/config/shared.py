@@ -223,8 +223,8 @@ class LoraConfig:
     rank: Annotated[int, Within("[0, inf)")] = 0
     """Rank of the LoRA adapters, which are merged into the saved model; 0 trains the weights themselves."""
     alpha: Annotated[int | None, Within("[1, inf)"), Needs(".rank", warns=True)] = None
-    """Scale of the adapters: they add alpha / rank times their product. None makes that 2: alpha is twice the rank, with
-    rsLoRA twice its root."""
+    """Scale of the adapters: they add alpha / rank times their product. None is twice the rank, with rsLoRA twice
+    its root."""
     target_modules: Annotated[tuple[str, ...], Needs(".rank")] = ("all-linear",)
     """Linear layers of the language model that get an adapter, by name; all-linear is all except the output layer."""
     dropout: Annotated[float, Within("[0, 1)"), Needs(".rank")] = 0.0
@@ -279,6 +279,29 @@ class DeepSpeedConfig:
     caches nothing."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """LoRA: train small adapters and freeze all other weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThoughtConfig:
+    """Budget forcing (s1, arXiv:2501.19393): make the thought of a turn longer or shorter."""
+
+    end: Annotated[str, Needs(".continuations or .max_tokens")] = "</think>"
+    """Text that ends the thought at the beginning of a turn."""
+    continuations: Annotated[int, Within("[0, inf)")] = 0
+    """How often a thought that the policy has ended is continued."""
+    continue_with: Annotated[str, Needs(".continuations")] = "Wait"
+    """Text that replaces the end of a thought that is continued; it is not trained on."""
+    min_tokens: Annotated[int | None, Within("[1, inf)"), Needs(".continuations")] = None
+    """Thoughts of at least this many tokens may end. None continues every thought agent.thought.continuations
+    times."""
+    max_tokens: Annotated[int | None, Within("[1, inf)")] = None
+    """Longest thought in tokens; a longer one is ended with agent.thought.end, and the turn continues. None has no
+    limit."""
+
+    @property
+    def forces(self) -> bool:
+        """Whether thoughts are other than the policy would have them."""
+        return self.continuations > 0 or self.max_tokens is not None
 
 
 @dataclass(frozen=True, kw_only=True)

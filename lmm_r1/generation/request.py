@@ -14,7 +14,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from lmm_r1.agents.environment import TurnOptions
-from lmm_r1.config.ppo import ThoughtConfig
+from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.sample import WHOLE, Segment, WeightSpan
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine

@@ -111,7 +111,7 @@ def _check_lengths(
     config: PPOConfig | SupervisedConfig, rows: Sequence[Row | PreferenceRow], *, tokenizer: Path
 ) -> None:
     """Raise UserError if no row fits into `--data.max_len`, even without the tokens of its images and of the template."""
-    room = prompt_room(config) if isinstance(config, PPOConfig) else config.data.max_len
+    room = prompt_room(config)
     texts = list(map(_text, rows))
     # A token has a byte at least.
     if not tokenizer.is_file() or not texts or any(len(text.encode()) <= room for text in texts):
@@ -126,21 +126,21 @@ def _check_lengths(
     # The other rows are read only if none of the first fits.
     if shortest(texts) <= room or (length := shortest(map(_text, _training_rows(config, most=None)))) <= room:
         return
-    raise no_prompt_fits(config, f"text alone has {length} tokens", room=room)
+    raise no_prompt_fits(config, f"text alone has {length} tokens")
 
 
-def prompt_room(config: PPOConfig) -> int:
-    """Return how many tokens a prompt may have, so that the longest response fits after it."""
+def prompt_room(config: PPOConfig | SupervisedConfig) -> int:
+    """Return how many tokens a prompt may have, so that in RL the longest response fits after it."""
+    if not isinstance(config, PPOConfig):
+        return config.data.max_len
     return config.data.max_len - (1 if config.train.plays else config.rollout.max_new_tokens or 1)
 
 
-def no_prompt_fits(config: PPOConfig | SupervisedConfig, length: str, *, room: int) -> UserError:
+def no_prompt_fits(config: PPOConfig | SupervisedConfig, length: str) -> UserError:
     """Return the error of a run of which even the shortest prompt is too long."""
-    given = f"--data.max_len {config.data.max_len}"
-    if isinstance(config, PPOConfig) and config.rollout.max_new_tokens and not config.train.plays:
-        given += f" with --rollout.max_new_tokens {config.rollout.max_new_tokens}"
     return UserError(
-        f"{given} leaves {room} tokens for a prompt, and the shortest one's {length}; raise --data.max_len"
+        f"--data.max_len {config.data.max_len} leaves {prompt_room(config)} tokens for a prompt, and the shortest one's "
+        f"{length}; raise it"
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import (
@@ -22,6 +23,20 @@ METRICS_FILE = "metrics.jsonl"
 STEP, SECONDS = "step", "seconds"
 SPAN_PREFIX = "span/"
 """Prefix of the metrics with the times at which a part of a step began and ended."""
+
+StepCallback: TypeAlias = Callable[[int, Mapping[str, object]], object]
+"""Takes a step and its metrics; False ends the run after this step, as at its last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What a caller wants to be told while a run goes on, in the process that writes the records."""
+
+    on_step: StepCallback | None = None
+    on_evaluation: StepCallback | None = None
+
+
+NO_CALLBACKS = Callbacks()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import yaml
 
@@ -37,8 +37,10 @@ from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.records.metrics import (
     EVALUATION_FILE,
     METRICS_FILE,
+    NO_CALLBACKS,
     SPAN_PREFIX,
     STEP,
+    Callbacks,
     EvaluatedCheckpoint,
     FileScores,
     HeldOutEvaluation,
@@ -88,20 +90,6 @@ STAGE_TITLES = {
     "mgt": "image stage, Multimodal Generalization Training",
 }
 """What the short names of LMM-R1's stages stand for."""
-
-StepCallback: TypeAlias = Callable[[int, Mapping[str, object]], object]
-"""Takes a step and its metrics; False ends the run after this step, as at its last one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Callbacks:
-    """What a caller wants to be told while a run goes on, in the process that writes the records."""
-
-    on_step: StepCallback | None = None
-    on_evaluation: StepCallback | None = None
-
-
-NO_CALLBACKS = Callbacks()
 
 
 @dataclass(kw_only=True)

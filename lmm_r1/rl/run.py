@@ -66,7 +66,8 @@ from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.planning.choices import planned_ppo
-from lmm_r1.records.run_folder import NO_CALLBACKS, STAGE_TITLES, Callbacks, RunFolder
+from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
+from lmm_r1.records.run_folder import STAGE_TITLES, RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.groups import GroupFilter
@@ -146,21 +147,14 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     Args:
         reward: the reward functions that were given to this process instead of in a file.
     """
-    path = _policy_path(config)
-    policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
-    kit = policy.kit
-    check_backend("vllm", kit, model=f"--actor.model_name_or_path {path}", instead=FINE_TUNE)
-    check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
-    check_weights(path)
-    check_embeddings(policy)
-    check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
+    policy = _opened(config)
     lengths: list[int] = []
     environment = _environment(config) if config.train.plays else None
     fitting = _image_fitting(config, policy)
-    check = partial(_check_row, config, policy, environment, fitting, lengths)
+    check = partial(_check_row, config, policy, environment, fitting, lengths=lengths)
     rows = _prompts(config, check=check)
-    if lengths and min(lengths) > (room := prompt_room(config)):
-        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens", room=room)
+    if lengths and min(lengths) > prompt_room(config):
+        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens")
     config, sizes = sized_ppo(config, rows=len(rows))
     if sizes is not None:
         Console(highlight=False, soft_wrap=True).print(sizes)
@@ -173,9 +167,7 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     _print_changes(config, rows, fitting)
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
-        max_images += config.agent.max_images if kit.takes_images else 0
-    # Report errors of the user's filter before anything starts.
-    GroupFilter.of(config)
+        max_images += config.agent.max_images if policy.kit.takes_images else 0
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows, reward=reward)
     _check_models(config, policy)
@@ -216,8 +208,24 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     publish(config, folder.path)
 
 
+def _opened(config: PPOConfig) -> Checkpoint:
+    """Return the policy's checkpoint; raises UserError if RL cannot train it with these flags."""
+    path = _policy_path(config)
+    policy, model = (
+        Checkpoint(path, trust_remote_code=config.train.trust_remote_code),
+        f"--actor.model_name_or_path {path}",
+    )
+    check_backend("vllm", policy.kit, model=model, instead=FINE_TUNE)
+    check_turn_end(policy.kit, policy.processor, path=path, model=model)
+    check_weights(path)
+    check_embeddings(policy)
+    check_pixel_bounds(config.data, policy, model=model, prefix="--data.")
+    return policy
+
+
 def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
-    """Raise UserError if a model of the run does not fit the policy or its settings."""
+    """Raise UserError if a model of the run does not fit the policy or its settings, or the user's filter has an error."""
+    GroupFilter.of(config)
     # The critic may start from the reward model that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
@@ -411,13 +419,14 @@ def _check_row(
     policy: Checkpoint,
     environment: Environment | None,
     fitting: ImageFitting,
-    lengths: list[int],
     row: Row,
+    *,
+    lengths: list[int],
 ) -> Row:
     """Return a row whose images fit; raises UserError for one that cannot be asked, taken by the policy or encoded.
 
     Args:
-        lengths: gets the row's number of tokens, without those of its images.
+        lengths: gets the number of its tokens, without those of its images.
     """
     check_prompt(row)
     kit = policy.kit

@@ -27,7 +27,8 @@ from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.planning.choices import planned_supervised
-from lmm_r1.records.run_folder import NO_CALLBACKS, Callbacks, RunFolder
+from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
+from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised import SampleEncoder, chat_template, first_fitting, updates_per_epoch

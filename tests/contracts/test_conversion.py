@@ -52,12 +52,10 @@ def there(flags: dict[str, object]) -> dict[str, object]:
 
 def read_back(conversion: Conversion) -> PPOConfig | SFTConfig:
     """The config that our own parser makes of the written file."""
-    document = to_document(conversion, source="a test", system="another")
-    return read_settings(document, CONFIG_CLASSES[conversion.command])
+    return config_of(to_document(conversion, source="a test", system="another"), CONFIG_CLASSES[conversion.command])
 
 
-def read_settings(document: str, config_class: type) -> PPOConfig | SFTConfig:
-    """A file's settings, with the learning rates that they leave open."""
+def config_of(document: str, config_class: type) -> PPOConfig | SFTConfig:
     config = dotted.replace(config_class(), parse_settings(document, dotted.leaf_types(config_class), source="file"))
     return dotted.replace(config, by_what_is_trained(config))
 
@@ -338,7 +336,7 @@ def test_a_stage_has_the_settings_of_the_script_that_its_file_names_and_says_whe
     if theirs.actor.eps_clip == 0.2:
         # What an open one is.
         theirs = dotted.replace(theirs, {"actor.eps_clip": None})
-    ours = read_settings(file.read_text(), PPOConfig)
+    ours = config_of(file.read_text(), PPOConfig)
     served = () if "reward.remote_url" in case["differences"] else ("reward.remote_url",)
     flags = [flag for flag in dotted.leaf_types(PPOConfig) if not flag.startswith((*PLACES, *served))]
     both = {flag: [dotted.get(theirs, flag), dotted.get(ours, flag)] for flag in flags}

@@ -14,7 +14,8 @@ from helpers.tables import kits_with
 from helpers.tiny_models import make_actor
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, SingleTurn, Turn, TurnOptions
-from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
+from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, PlacedMedia, Sample
 from lmm_r1.errors import UserError

@@ -257,7 +257,7 @@ def test_with_lora_the_policy_without_its_adapters_is_the_reference_as_a_second_
     base = train("base", TOGETHER, **changes)
     # A reference that would be refreshed after the end is a second copy of the initial weights.
     second = train("second_copy", TOGETHER, **changes, ref__refresh_steps=3)
-    assert base.curve("kl")[1] > 10 * base.curve("kl")[0] > 0
+    assert base.curve("kl")[1] > 5 * base.curve("kl")[0] > 0
     differences = {curve: largest_difference(base, second, curve) for curve in CURVES}
     assert max(differences.values()) < 1e-6, differences
 

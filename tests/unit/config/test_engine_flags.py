@@ -7,8 +7,8 @@ import pytest
 
 from lmm_r1.config import PPOConfig, evaluate, generation, shared
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
-from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
-from lmm_r1.config.shared import Speculation, SpeculationFlags, check_speculation
+from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.config.shared import Speculation, SpeculationFlags, ThoughtConfig, check_speculation
 from lmm_r1.errors import UserError
 
 COMMANDS = {

@@ -21,8 +21,9 @@ from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, Turn
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.agents.tool_environment import ToolEnvironment
 from lmm_r1.agents.tools import Tool
-from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
+from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.rewards import WeightedPart
+from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import Cut, Said, Sample
 from lmm_r1.errors import UserError

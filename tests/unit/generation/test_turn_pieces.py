@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from lmm_r1.agents.environment import TurnOptions
-from lmm_r1.config.ppo import ThoughtConfig
+from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.sample import Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.request import Response, TurnPieces, TurnSettings, tokens_before

@@ -349,9 +349,9 @@ def test_a_prompt_with_more_images_than_allowed_is_refused(tmp_path):
     (row,) = prompts(write(tmp_path / "rows.jsonl", record))
     policy = checkpoint_of(CharacterKit())
     for allowed in (0, 2):
-        run._check_row(config(data__max_images_per_prompt=allowed), policy, None, row)
+        run._check_row(config(data__max_images_per_prompt=allowed), policy, None, row, lengths=[])
     with pytest.raises(UserError, match="2 images, more than --data.max_images_per_prompt 1"):
-        run._check_row(config(data__max_images_per_prompt=1), policy, None, row)
+        run._check_row(config(data__max_images_per_prompt=1), policy, None, row, lengths=[])
 
 
 def test_a_row_is_checked_as_its_environment_shows_it():
@@ -362,12 +362,12 @@ def test_a_row_is_checked_as_its_environment_shows_it():
             return row(message("user", picture(1, 8)))
 
     large, policy = row(message("user", picture(8, 8))), checkpoint_of(CharacterKit())
-    run._check_row(config(), policy, None, large)
+    run._check_row(config(), policy, None, large, lengths=[])
     with pytest.raises(UserError, match="an image is too small"):
-        run._check_row(config(), policy, Shrinking(), large)
+        run._check_row(config(), policy, Shrinking(), large, lengths=[])
     # What takes long to be shown is encoded when it is there.
     Shrinking.waits = True
-    run._check_row(config(), policy, Shrinking(), large)
+    run._check_row(config(), policy, Shrinking(), large, lengths=[])
 
 
 def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch):
