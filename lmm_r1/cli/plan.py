@@ -73,7 +73,7 @@ class MachineFlags:
     host_memory_gib: float | None = None
     """Memory of each machine in GiB. None is this machine's; it is not checked if gpu_memory_gib is set."""
     image_pixels: int = 0
-    """Pixels of the one image in each prompt; 0 plans for text only."""
+    """Pixels of the image in each prompt. 0 takes those of the largest row in data.prompt_dataset, if it is a file here."""
 
 
 _MACHINE = tuple(field.name for field in dataclasses.fields(MachineFlags))
@@ -200,23 +200,22 @@ class _Planned:
 
 def _planned(settings: Any, given: MachineFlags) -> _Planned:
     """Return the plan of settings on the given machine; raises UserError if it cannot be predicted."""
-    pixels, where = _pixels(settings, given)
-    settings = _readable(settings, given)
+    readable = _readable(settings, given)
     processes = 1
 
     def ask() -> Offer:
         return offered_gpus() if given.num_gpus is None else Offer(per_node=(given.num_gpus,), joined=False)
 
     config: Any
-    if isinstance(settings, PPOConfig):
-        config = resolve_ppo(settings, ask=ask)
+    if isinstance(readable, PPOConfig):
+        config = resolve_ppo(readable, ask=ask)
         if given.num_gpus is not None:
             check_offered(config, ask())
         elif given.gpu_memory_gib is None:
             # The run itself would be refused if it asks for more than this machine has.
             check_machine(config)
     else:
-        config = resolve(settings)
+        config = resolve(readable)
         processes = supervised_processes(config) if given.num_gpus is None else given.num_gpus
         config, _ = sized_supervised(config, rows=None, processes=processes)
     prepare_training(config)
@@ -226,9 +225,8 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
     from lmm_r1.planning.ppo_plan import plan_ppo
     from lmm_r1.planning.supervised_plan import plan_supervised
 
-    machine, checkpoint = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib), checkpoint_of(
-        config
-    )
+    machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
+    checkpoint, (pixels, where) = checkpoint_of(config), _pixels(settings, given)
 
     def replan(changed: Any) -> Plan:
         image = plan_image(checkpoint, pixels=fitting_pixels(checkpoint, changed, pixels=pixels)) if pixels else None
