@@ -90,7 +90,8 @@ def write_project(folder: Path, *, model: str, rows: str, machine: MachineFlags)
         model, machine=machine, flags=flags | {"data.prompt_dataset": rows, "data.system_prompt": PROMPT}
     )
     train, held_out, images = _divided(rows, folder=folder)
-    flags |= {"data.prompt_dataset": train, **{f"data.{name}": value for name, value in images.items()}, **fitting}
+    read = {"data.prompt_dataset": train, **{f"data.{name}": value for name, value in images.items()}}
+    flags = {"actor.model_name_or_path": model, **read, **flags, **fitting}
     measured: dict[str, object] = {
         "checkpoints": [f"before={model}", f"after={run}"],
         "files": [f"rows={held_out}"],
@@ -159,6 +160,7 @@ def _yaml(command: str, settings: Mapping[str, object]) -> str:
     """Return settings as a file for `--config`, a line for each, with what some of them are for."""
     lines = [f"# lmm-r1 {command} --config this file. `lmm-r1 {command} --help` lists what else may stand here."]
     for name, value in settings.items():
-        line = yaml.safe_dump({name: value}, default_flow_style=None, width=10_000, allow_unicode=True).strip()
+        shown = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).removesuffix("...\n")
+        line = f"{name}: {shown.strip()}"
         lines.append(f"{line}   # {NOTES[name]}" if name in NOTES else line)
     return "".join(f"{line}\n" for line in lines)
