@@ -130,7 +130,7 @@ def _resolved(config: Supervised) -> Supervised:
 def by_what_is_trained(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return by flag the learning rates and the adapters' alpha that are open: those of adapters or of all weights."""
     lora = config.ds.lora
-    settings: dict[str, object] = {} if lora.rank == 0 or lora.alpha else {"ds.lora.alpha": lora.used_alpha}
+    settings: dict[str, object] = {"ds.lora.alpha": lora.used_alpha} if lora.rank else {}
     for flag, model in _rates(config).items():
         if model.adam.lr is None:
             # Rounded: ten times 1e-6 has an error in its last digit.
