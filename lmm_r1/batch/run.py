@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,7 @@ class _Plan:
 
 
 def run_batch(config: BatchConfig, *, progress: Progress, given: GivenFunctions | None = None) -> BatchReport:
-    """Do the job, or resume it; raises UserError for invalid input, a failing reward function and a full disk.
-
-    Args:
-        given: reward functions that are not in a Python file.
-    """
+    """Do the job, or resume it; `given` are reward functions in no file. Raises UserError for invalid input and a full disk."""
     check_batch(config)
     log = RowLog(config.output)
     # Outputs made before these flags existed do not have them in their settings.
@@ -279,15 +276,20 @@ def _episodes(config: BatchConfig) -> EpisodeSettings | None:
 @contextlib.contextmanager
 def _scorer(config: BatchConfig, *, given: GivenFunctions | None) -> Iterator[ResponseScorer | None]:
     path = config.judge
-    loading: dict[str, Any] = {"dtype": config.dtype, "max_len": config.max_model_len}
-    loading |= {"max_batch_tokens": config.max_batch_tokens, "trust_remote_code": config.trust_remote_code}
     if path is not None and config.judge_is_remote:
         with RemoteScorer(path, flag=config.judge_flag) as remote:
             yield remote
-    elif path is not None and _judges_steps(config, path):
-        yield ProcessRewardScorer(path, judging=_judging(config), **loading)
     elif path is not None:
-        yield RewardModelScorer(path, normalize=config.normalize_reward, **loading)
+        load: Callable[..., ResponseScorer] = partial(RewardModelScorer, normalize=config.normalize_reward)
+        if _judges_steps(config, path):
+            load = partial(ProcessRewardScorer, judging=_judging(config))
+        yield load(
+            path,
+            dtype=config.dtype,
+            max_len=config.max_model_len,
+            max_batch_tokens=config.max_batch_tokens,
+            trust_remote_code=config.trust_remote_code,
+        )
     elif config.reward is not None:
         with make_judge(config.reward, flag="--reward", workers=config.judges, given=given) as scorer:
             yield scorer
