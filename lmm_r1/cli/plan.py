@@ -222,7 +222,7 @@ def _print(
         make: returns the plan of settings on a machine, with or without an image in each prompt.
         share_gpus: returns the counts with which models and engines share the machine's GPUs.
     """
-    prepare_training(config)
+    prepare_training(config, dry=True)
     from rich.console import Console
 
     from lmm_r1.lmm_kits import Checkpoint
