@@ -21,7 +21,6 @@ from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN, GivenFunctions, reward_list
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
-from lmm_r1.lifecycle.first_checks import check_first
 from lmm_r1.records.metrics import METRICS_FILE, Callbacks, MetricLog, StepCallback, read_metrics
 from lmm_r1.records.run_folder import RunFolder, read_stage
 
@@ -482,10 +481,9 @@ def _ready(config: Config, given: _Given, *, reward: GivenFunctions | None = Non
         if rows is not None
     }
     config = resolve(read_config(type(config), config, files))
-    check_first(config, reward=reward)
     if isinstance(config, PPOConfig):
         check_machine(config)
-    prepare_training(config)
+    prepare_training(config, reward=reward)
     begin_workers(config)
     return config
 

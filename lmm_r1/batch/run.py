@@ -88,11 +88,7 @@ class _Plan:
 
 
 def run_batch(config: BatchConfig, *, progress: Progress, given: GivenFunctions | None = None) -> BatchReport:
-    """Do the job, or resume it; raises UserError for invalid input, a failing reward function and a full disk.
-
-    Args:
-        given: reward functions that are not in a Python file.
-    """
+    """Do the job, or resume it; `given` are reward functions in no file. Raises UserError for invalid input and a full disk."""
     check_batch(config)
     if config.system_prompt is None and config.reward is not None and config.agent is None:
         name = trained_prompt([config.model, str(config.adapter or "")]) or prompt_for([config.reward])

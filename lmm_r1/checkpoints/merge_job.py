@@ -346,7 +346,7 @@ def _lora_scale(config: MergeConfig, weights: TrainedWeights) -> tuple[int, bool
     try:
         lora = yaml.safe_load(file.read_text(encoding="utf-8"))["ds"]["lora"]
         # Settings from before there was rsLoRA do not name it.
-        rank, alpha, use_rslora = int(lora["rank"]), int(lora["alpha"]), bool(lora.get("use_rslora"))
+        rank, alpha, use_rslora = int(lora["rank"]), int(lora["alpha"] or 0), bool(lora.get("use_rslora"))
     except OSError as error:
         raise UserError(f"--run_config {file}: cannot be read ({error.strerror}); check the path") from error
     except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:

@@ -218,7 +218,7 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
         config = resolve(readable)
         processes = supervised_processes(config) if given.num_gpus is None else given.num_gpus
         config, _ = sized_supervised(config, rows=None, processes=processes)
-    prepare_training(config)
+    prepare_training(config, dry=True)
     from lmm_r1.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image, too_large
     from lmm_r1.planning.estimates import machine_of
     from lmm_r1.planning.pass_memory import Unpredictable

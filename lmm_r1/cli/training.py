@@ -12,6 +12,7 @@ from lmm_r1.cli.arguments import given_flags, parse
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine, supervised_processes
+from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.lifecycle.first_checks import check_first
 from lmm_r1.quiet import is_verbose
 
@@ -26,11 +27,8 @@ def training(
         config = resolve(config)
         given = given_flags(config_class, argv, prog=prog)
         line = differences_line(prog.split()[-1], config, given=given)
-        # A launcher starts several processes, of which one prints and checks.
-        if os.environ.get("RANK", "0") == "0":
-            if line is not None and is_verbose():
-                print(line)
-            check_first(config)
+        if line is not None and is_verbose() and os.environ.get("RANK", "0") == "0":
+            print(line)
         if isinstance(config, PPOConfig):
             check_machine(config)
         prepare_training(config)
@@ -64,8 +62,15 @@ def train_run(run: str, config: SupervisedConfig) -> None:
     train(getattr(importlib.import_module(module), name), config)
 
 
-def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
-    """Prepare this process for the training stack; refusals come before the stack is loaded."""
+def prepare_training(
+    config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions | None = None, dry: bool = False
+) -> None:
+    """Prepare this process for the training stack; refusals come before the stack is loaded.
+
+    Args:
+        reward: the reward functions that were given to this process instead of in a file.
+        dry: nothing is trained, so that rows and folder are not checked.
+    """
     from lmm_r1 import cpu
     from lmm_r1.lmm_kits.registry import kit_name_of
     from lmm_r1.records.tracker_backends import check_trackers
@@ -75,6 +80,9 @@ def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
         from lmm_r1.hub import check_uploadable
 
         check_uploadable(config.ckpt.push_to_hub, flag="--ckpt.push_to_hub")
+    # A launcher starts several processes, of which one checks.
+    if not dry and os.environ.get("RANK", "0") == "0":
+        check_first(config, reward=reward)
     model = config.actor if isinstance(config, PPOConfig) else config.model
     assert model.model_name_or_path is not None, "resolve requires it"
     kit_name_of(model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)

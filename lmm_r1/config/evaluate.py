@@ -119,10 +119,9 @@ class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """Checkpoint that the others are compared with; None takes the first."""
     reward: tuple[str, ...] = ()
     """Verifiers as named by `serve_verifier` (`math`, `list:unordered`, `llm_judge:judge_url=URL,judge_model=NAME`),
-    reward functions (FILE.py:NAME), or weighted lists (math=1,format=0.5,reward.py:length=0.1), of which each part and the
-    sum are shown; the first one gives the accuracy. For episodes also `agent:PART`, a
-    part of the environment's reward, which is the default if there is one. Other defaults are math for files, and each
-    suite's own."""
+    reward functions (FILE.py:NAME), or weighted lists (math=1,reward.py:length=0.1); the first one gives the accuracy. For
+    episodes also `agent:PART`, a part of the environment's reward, which is the default if there is one. Other defaults
+    are math for files, and each suite's own."""
     k: tuple[int, ...] = ()
     """Values of k for pass@k and majority@k; by default the powers of two up to n_samples."""
     temperature: float | None = None

@@ -73,7 +73,7 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     )
     resolved = dotted.replace(config, settings)
     check_needs(config, resolved)
-    _tell_adapters(resolved)
+    _tell_adapters(config)
     prompt = resolved.data.system_prompt or format_prompt(resolved) or NO_PROMPT
     counts = settled_counts(resolved, ask=ask)
     resolved = dotted.replace(resolved, _accumulation(resolved) | counts | {"data.system_prompt": prompt})
@@ -123,14 +123,14 @@ def _resolved(config: Supervised) -> Supervised:
     settings = by_what_is_trained(config) | _param_dtype(config) | _input_template(config)
     resolved = dotted.replace(config, settings | _trackers(config) | _output(config))
     check_needs(config, resolved)
-    _tell_adapters(resolved)
+    _tell_adapters(config)
     return dotted.replace(resolved, _accumulation(resolved))
 
 
 def by_what_is_trained(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return by flag the learning rates and the adapters' alpha that are open: those of adapters or of all weights."""
     lora = config.ds.lora
-    settings: dict[str, object] = {} if lora.rank == 0 or lora.alpha else {"ds.lora.alpha": lora.used_alpha}
+    settings: dict[str, object] = {"ds.lora.alpha": lora.used_alpha} if lora.rank and lora.alpha is None else {}
     for flag, model in _rates(config).items():
         if model.adam.lr is None:
             # Rounded: ten times 1e-6 has an error in its last digit.
@@ -147,11 +147,10 @@ def _rates(config: PPOConfig | SupervisedConfig) -> dict[str, OptimizerConfig]:
 
 
 def _tell_adapters(config: PPOConfig | SupervisedConfig) -> None:
-    """Log what adapters are trained with."""
-    lora = config.ds.lora
-    if lora.rank:
-        rates = ", ".join(f"--{flag} {model.adam.lr:g}" for flag, model in _rates(config).items())
-        logger.warning("LoRA: --ds.lora.rank %d, --ds.lora.alpha %d, %s", lora.rank, lora.alpha, rates)
+    """Log what adapters are trained with that no flag has named."""
+    found = ", ".join(f"--{flag} {value:g}" for flag, value in by_what_is_trained(config).items())
+    if config.ds.lora.rank and found:
+        logger.warning("LoRA of rank %d: %s, unless they are named", config.ds.lora.rank, found)
 
 
 def _value_models(config: PPOConfig) -> dict[str, object]:

@@ -60,11 +60,7 @@ def named_verifier(reward: RewardConfig) -> str | None:
 
 
 def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:
-    """Return the functions among the rewards; empty if a server, a model or verifiers give them.
-
-    Raises:
-        UserError: settings of a function contradict others, or are no JSON.
-    """
+    """Return the functions among the rewards; raises UserError for settings that contradict others or are no JSON."""
     spec = reward.remote_url or ""
     sources = [source for source in reward_sources(spec, flag="--reward.remote_url") if is_function(source)]
     for flag in ("function_kwargs", "score_key") if len(sources) != 1 else ():
@@ -118,8 +114,7 @@ class ListedReward:
 def reward_list(spec: str, *, flag: str = "--reward") -> tuple[ListedReward, ...]:
     """Return the parts of `NAME=WEIGHT,FILE.py:FUNCTION=WEIGHT,...`; empty for a single reward without a weight.
 
-    Raises:
-        UserError: a part or its weight is unknown, or two parts have one name; the message begins with `flag`.
+    Raises UserError for an unknown part, a weight that is no number, and two parts of one name.
     """
     single = is_function(spec) or spec.partition(SETTINGS_SEPARATOR)[0] in VERIFIERS
     if single or spec.startswith(("http://", "https://")) or not {",", "="} & set(spec):

@@ -237,7 +237,8 @@ class LoraConfig:
     @property
     def used_alpha(self) -> int:
         """The alpha of the adapters, named or not."""
-        return self.alpha or round(2 * (math.sqrt(self.rank) if self.use_rslora else self.rank))
+        own = round(2 * (math.sqrt(self.rank) if self.use_rslora else self.rank))
+        return own if self.alpha is None else self.alpha
 
 
 @dataclass(frozen=True, kw_only=True)

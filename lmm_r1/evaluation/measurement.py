@@ -83,21 +83,21 @@ def measured_key(config: EvaluateConfig, path: str, row_set: RowSet) -> str | No
     """Return a digest of what an evaluation of a checkpoint on a file depends on; None if that is unknown."""
     base, adapter = split_adapter(path, None)
     states = [checkpoint_state(part) for part in (base, adapter and str(adapter)) if part]
-    if None in states:
+    files = [file_and_name(verifier)[0] for verifier in row_set.file.verifiers if is_function(verifier)]
+    if None in [*states, *files]:
         return None
     rows = list(row_set.rows.values())
     flags = {name: getattr(config, name) for name in (*ENGINE_FLAGS, *EPISODE_FLAGS, "top_p", "judge_timeout")}
     code = Path(config.agent.rpartition(":")[0]) if config.agent and ":" in config.agent else None
-    functions = [file_and_name(verifier) for verifier in row_set.file.verifiers if is_function(verifier)]
-    if any(path is None for path, _ in functions):
-        return None
-    read = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path, _ in functions if path is not None]
     depends = {
         "checkpoint": states,
         "rows": [rows_digest(rows), list(row_set.rows), files_of_rows(rows)],
         "sampling": row_set.sampling.model_dump(),
         # With the files of reward functions, without what those import.
-        "verifiers": [*row_set.file.verifiers, *read],
+        "verifiers": [
+            *row_set.file.verifiers,
+            *(hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in files),
+        ],
         "flags": flags | {"agent_thought": dataclasses.asdict(config.agent_thought)},
         # The file with the user's own environment, without what that imports.
         "agent": hashlib.sha256(code.read_bytes()).hexdigest() if code and code.is_file() else None,

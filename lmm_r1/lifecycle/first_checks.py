@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from lmm_r1.data.training_rows import check_prompt, dataset_paths, parse_dataset
 from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.start import check_output
 from lmm_r1.lmm_kits.checkpoint import stored_bytes
+from lmm_r1.lmm_kits.registry import stored_config
 from lmm_r1.scoring import Moment, made_up
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.sources import RowChecker, Scorer, WeightedScorer, make_scorer
@@ -61,7 +61,7 @@ def _check_disk(config: PPOConfig | SupervisedConfig, model: Path) -> None:
     needed = stored_bytes(str(model))
     if not needed or config.ckpt.overwrite:
         return
-    stored = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    stored = stored_config(str(model))
     if config.ds.param_dtype != "fp32" and "float32" in (stored.get("dtype"), stored.get("torch_dtype")):
         needed //= 2
     output = Path(config.ckpt.output_dir)

@@ -76,7 +76,7 @@ def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
 
 def _derived(model_path: str) -> KitFile | None:
     """Return the derived kit of a checkpoint whose architecture has no kit of its own."""
-    config = _read_config(model_path)
+    config = stored_config(model_path)
     return None if config.get("model_type") in KITS else derived_of(config, path=model_path)
 
 
@@ -85,7 +85,7 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
 
     A multimodal architecture without a kit is refused: training it as a plain language model would drop its images.
     """
-    config = _read_config(model_path)
+    config = stored_config(model_path)
     model_type = config.get("model_type")
     if model_type in KITS:
         return model_type
@@ -124,7 +124,7 @@ def register_kit(file: str | Path) -> LmmKit:
 
 def converter_of(folder: Path) -> Callable[[Path, Path], list[str]]:
     """Return the function (source, output) -> sentences that converts the checkpoint; raises UserError if none does."""
-    model_type = _read_config(str(folder)).get("model_type")
+    model_type = stored_config(str(folder)).get("model_type")
     if model_type in KITS:
         raise UserError(
             f"{folder}: model_type '{model_type}' needs no conversion; give the folder to the other commands"
@@ -135,7 +135,8 @@ def converter_of(folder: Path) -> Callable[[Path, Path], list[str]]:
     return importlib.import_module(CONVERTERS[model_type]).convert
 
 
-def _read_config(model_path: str) -> dict:
+def stored_config(model_path: str) -> dict:
+    """Return the config.json of a folder or a hub name; raises UserError if it cannot be read."""
     folder = Path(model_path)
     if folder.is_dir():
         file = folder / "config.json"

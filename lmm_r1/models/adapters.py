@@ -213,7 +213,7 @@ def _check(settings: LoraConfig) -> None:
     if settings.rank < 1:
         raise UserError(f"--ds.lora.rank {settings.rank}: must be at least 1, or 0 to train without LoRA")
     if settings.used_alpha < 1:
-        raise UserError(f"--ds.lora.alpha {settings.alpha}: must be at least 1; the adapters would do nothing")
+        raise UserError(f"--ds.lora.alpha {settings.used_alpha}: must be at least 1; the adapters would do nothing")
     if not 0 <= settings.dropout < 1:
         raise UserError(f"--ds.lora.dropout {settings.dropout:g}: must be at least 0 and below 1")
     if not settings.target_modules:

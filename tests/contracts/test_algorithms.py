@@ -95,6 +95,11 @@ def test_on_top_of_a_stage_an_algorithm_changes_what_is_its_own(name, base):
         with pytest.raises(UserError, match=r"^--algo\.kl\..* unless --algo\.kl\.init_coef is above 0"):
             resolve(dotted.replace(on_top, inputs))
         return
+    buffer, response = on_top.reward.overlong_buffer_len, on_top.rollout.max_new_tokens
+    if buffer and response and buffer > response:
+        with pytest.raises(UserError, match=f"^--reward.overlong_buffer_len 819 is more than the {response} tokens"):
+            resolve(dotted.replace(on_top, inputs))
+        return
     resolved = resolve(dotted.replace(on_top, inputs))
     changed = {flag for flag, value in PAPERS[name].items() if dotted.get(resolved, flag) != value}
     assert changed == set()

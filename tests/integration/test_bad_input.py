@@ -377,12 +377,15 @@ def test_a_run_folder_that_cannot_be_made_is_told_before_training_starts(command
     assert "cannot be written" in sentence
 
 
-def test_rows_that_are_all_longer_than_the_budget_are_refused_before_sft_starts(tiny_models, work, capfd):
+def test_rows_that_are_all_longer_than_the_budget_are_refused_before_a_run_starts(tiny_models, work, capfd):
     (work / "a.png").write_bytes(encoded("PNG"))
     write_rows(work, ANSWERED, with_image("a.png", base=ANSWERED))
     before = tree(work)
-    sentence = error_of("train_sft", sft(tiny_models["image"], data__max_len=5), capfd=capfd)
-    assert sentence == "every row of --data.dataset rows.jsonl is longer than --data.max_len 5; raise it"
+    # The question has 7 tokens.
+    sentence = error_of("train_sft", sft(tiny_models["image"], data__max_len=8), capfd=capfd)
+    assert sentence == "every row of --data.dataset rows.jsonl is longer than --data.max_len 8; raise it"
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], data__max_len=9), capfd=capfd)
+    assert sentence.startswith("--data.max_len 9 leaves 8 tokens for a prompt, and the shortest one's text and template")
     assert tree(work) == before
 
 

@@ -185,7 +185,7 @@ def merged_by_the_command(
         load_trained(
             str(base),
             read_weights(checkpoint_folder(checkpoints, tag=None)),
-            lora_alpha=strategy.args.ds.lora.used_alpha,
+            lora_alpha=strategy.config.ds.lora.used_alpha,
             use_rslora=strategy.args.ds.lora.use_rslora,
             dtype=torch.float32,
             trust_remote_code=False,
