@@ -9,9 +9,9 @@ SEED ?= 1
 ARCH ?= qwen2_5_vl
 DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
-SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py .ci/release.py setup.py
+SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py .ci/full_tests.py .ci/release.py setup.py
 
-.PHONY: install demo quick test test-full check format bench docs wheel release clean
+.PHONY: install demo quick test full test-full check format bench docs wheel release clean
 
 install: $(STAMP)
 
@@ -33,9 +33,15 @@ QUICK := $(addprefix tests/unit/,config data files) $(wildcard tests/unit/record
 quick: $(STAMP)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not full and not slow" $(QUICK)
 
-# Every promise once; test-full adds all kits in all settings, kills, fuzzing and the benchmarks' smoke tests.
+# Every promise once; test-full adds all kits in all settings, kills, fuzzing and the benchmarks' smoke tests, and full
+# adds those of them that the change asks for.
 test: $(STAMP)
 	$(KEEP_MEMORY) $(VENV)/bin/python -m pytest -n $(WORKERS) -m "not full"
+
+# Code 5 of pytest: no test of these is marked so.
+full: $(STAMP)
+	tests=$$($(VENV)/bin/python .ci/full_tests.py); [[ -z $$tests ]] || \
+	$(KEEP_MEMORY) $(VENV)/bin/python -m pytest -n $(WORKERS) -m full $$tests || [[ $$? == 5 ]]
 
 test-full: $(STAMP)
 	$(KEEP_MEMORY) $(VENV)/bin/python -m pytest -n $(WORKERS)
