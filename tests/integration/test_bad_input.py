@@ -385,7 +385,9 @@ def test_rows_that_are_all_longer_than_the_budget_are_refused_before_a_run_start
     sentence = error_of("train_sft", sft(tiny_models["image"], data__max_len=8), capfd=capfd)
     assert sentence == "every row of --data.dataset rows.jsonl is longer than --data.max_len 8; raise it"
     sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], data__max_len=9), capfd=capfd)
-    assert sentence.startswith("--data.max_len 9 leaves 8 tokens for a prompt, and the shortest one's text and template")
+    assert sentence.startswith(
+        "--data.max_len 9 leaves 8 tokens for a prompt, and the shortest one's text and template"
+    )
     assert tree(work) == before
 
 
