@@ -47,7 +47,7 @@ class Sizes:
     """What a run of a model begins with."""
 
     pixels: int
-    """Of the largest image; 784 are a token of Qwen2.5-VL."""
+    """Of the largest image."""
     response: int
     """Tokens of a response."""
     more: Mapping[str, object]
