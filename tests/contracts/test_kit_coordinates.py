@@ -9,13 +9,14 @@ import pytest
 from fastapi.testclient import TestClient
 from helpers.tables import kits_with
 
+from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row
 from lmm_r1.data.reading import RowReading
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.scoring import ScoredResponse
-from lmm_r1.scoring.sources import RowClient, VerifierScorer
+from lmm_r1.scoring.sources import RowClient, make_scorer
 from remote_rm.box_verifier import BoxVerifier, reward_func
 from remote_rm.client import SentSample, _payload
 from remote_rm.service.app import create_app
@@ -61,7 +62,7 @@ def shown(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., Shown]:
 
 def by_verifier(item: ScoredResponse) -> Score:
     async def scored() -> Score:
-        scorer = VerifierScorer("box")
+        scorer = make_scorer(RewardConfig(remote_url="box"))
         (score,) = await scorer.rewards([item])
         await scorer.close()
         return score
