@@ -11,13 +11,13 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 PAGE = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-MODEL, FOLDER = '"HuggingFaceTB/SmolVLM2-256M-Video-Instruct"', '"ckpt.output_dir": "runs/sums"'
+MODEL, FOLDER = '"HuggingFaceTB/SmolVLM2-256M-Video-Instruct"', 'output="runs/sums"'
 
 
 def test_the_example_trains(tiny_checkpoint, tmp_path):
     [code] = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     assert code.count(MODEL) == code.count(FOLDER) == 1
-    short = f'{FOLDER}, "rollout.max_new_tokens": 8'
+    short = f"{FOLDER}, max_new_tokens=8"
     code = code.replace(MODEL, repr(str(tiny_checkpoint("smolvlm")))).replace(FOLDER, short)
     script = tmp_path / "example.py"
     script.write_text(f"if __name__ == '__main__':\n{textwrap.indent(code, '    ')}    print(run.steps, run.folder)\n")
