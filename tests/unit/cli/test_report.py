@@ -16,7 +16,7 @@ def test_a_curriculum_gets_a_page_a_summary_and_a_table(tmp_path, capsys):
     assert summary["seconds"] == 99.5
     assert [stage["image_accuracy"] for stage in summary["stages"]] == [0.31, 0.36, 0.815]
     printed = capsys.readouterr().out
-    assert "+50.5 81.5\N{NO-BREAK SPACE}%" in printed
+    assert "81.5\N{NO-BREAK SPACE}% (+45.5)" in printed
     assert f"report: {tmp_path / 'report.html'}" in printed.replace("\n", "")
 
 

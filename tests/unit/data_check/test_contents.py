@@ -5,7 +5,17 @@ import io
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.data_check.contents import Bin, Distribution, OtherFile, Repeats, answer_findings, content_of, contents
+from lmm_r1.data_check.contents import (
+    Bin,
+    Distribution,
+    Finding,
+    OtherFile,
+    Repeats,
+    answer_findings,
+    content_of,
+    contents,
+)
+from lmm_r1.scoring.response_scores import VerifierJudge
 
 
 def picture(color: str, *, size: tuple[int, int] = (8, 4), kind: str = "PNG") -> bytes:
@@ -95,8 +105,12 @@ def rows(*answers: str) -> dict[int, Row]:
 
 
 def found(spec: str, *answers: str) -> list[tuple[str, int]]:
-    findings = answer_findings(rows(*answers), spec, workers=1, timeout_s=5.0)
-    return [(finding.kind, finding.index) for finding in findings]
+    return [(finding.kind, finding.index) for finding in findings(spec, *answers)]
+
+
+def findings(spec: str, *answers: str) -> list[Finding]:
+    judge = VerifierJudge(spec, workers=1, item_timeout_seconds=5.0)
+    return list(answer_findings(rows(*answers), judge, timeout_s=5.0))
 
 
 def test_mathematics_accepts_whole_answers_and_tells_those_that_are_cut_off():
@@ -130,7 +144,7 @@ def test_what_a_verifier_does_not_take_for_right_is_told_in_words(monkeypatch):
     from remote_rm.exact_verifier import ExactVerifier
 
     monkeypatch.setattr(ExactVerifier, "matches", lambda self, answer, label: answer != "5")
-    (finding,) = answer_findings(rows("4", "5"), "exact", workers=1, timeout_s=5.0)
+    (finding,) = findings("exact", "4", "5")
     assert (finding.kind, finding.index) == ("gold wrong", 1)
     assert finding.what == "exact does not accept a response that gives the answer '5' itself"
 

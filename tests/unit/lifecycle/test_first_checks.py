@@ -128,6 +128,7 @@ def test_a_reward_function_is_loaded_once_and_called_once_on_the_first_row(tiny_
 def test_rows_after_the_first_are_read_before_a_run_is_refused_for_its_length(tiny_checkpoint, tmp_path):
     long = {**QUESTION, "messages": [{"role": "user", "content": "What is one and one? " * 20}]}
     write_rows(tmp_path, *[long] * 256, QUESTION)
-    check_first(config(tmp_path, tiny_checkpoint("llm"), **{"data.max_len": 40, "reward.remote_url": "exact"}))
+    settings = {"reward.remote_url": "exact", "data.system_prompt": "none"}
+    check_first(config(tmp_path, tiny_checkpoint("llm"), **settings, **{"data.max_len": 40}))
     with pytest.raises(ValueError, match=r"--data\.max_len 5 leaves 4 tokens for a prompt"):
-        check_first(config(tmp_path, tiny_checkpoint("llm"), **{"data.max_len": 5, "reward.remote_url": "exact"}))
+        check_first(config(tmp_path, tiny_checkpoint("llm"), **settings, **{"data.max_len": 5}))

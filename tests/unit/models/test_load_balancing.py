@@ -143,14 +143,9 @@ def test_it_is_that_of_transformers_on_real_tokens_padded_and_packed(name, exper
         expected = actor.model(sequences, **given, output_router_logits=True, use_cache=False).aux_loss
         packing = balanced(experts(name), packing_samples=True)
         _, packed = packing(sequences, wanted, attention_mask=mask, return_output=True)
-        few = [
-            one.token_logits(sequences, wanted.bool(), torch.tensor([5, 6]), attention_mask=mask)[1].item()
-            for one in (actor, packing)
-        ]
     # Sums of about a hundred terms in single precision.
     assert padded.aux_loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert packed.aux_loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert few == pytest.approx([expected.item()] * 2, rel=1e-5), "of a run that computes few logits as well"
     assert 1 < expected.item() < 2 * actor.routers.top_k
 
 

@@ -60,7 +60,7 @@ def test_a_first_step_without_the_paid_format_is_warned_of(config, caplog, tmp_p
     group = [generated_sample(of=ROW, text="2", reward=0.0, parts=one) for one in parts]
     rollout = Rollout(experiences=[SimpleNamespace(info={})] * 40, groups=[group], overlong=0)
     for step in (1, 2):
-        recorder.step(step, {"rollout/response_length_mean": 1.0, "timing/step_total": 1.0}, rollout)
+        recorder.step(step, {"response_length": 1.0, "timing/step_total": 1.0}, rollout)
     said = [record.getMessage() for record in caplog.records if record.name == "lmm_r1.rl.records"]
     assert len(said) == warned
     assert all(one.startswith(f"{kept / 40:.1%}".replace("%", " %")) and "system_prompt think" in one for one in said)
