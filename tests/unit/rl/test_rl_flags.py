@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -343,15 +344,18 @@ def test_columns_are_kept_where_reward_requests_hold_them(tmp_path):
         assert found.columns == kept
 
 
+keeping = partial(config, data__overlong_images="keep")
+
+
 def test_a_prompt_with_more_images_than_allowed_is_refused(tmp_path):
     picture(8, 8).save(tmp_path / "a.png")
     record = {"messages": "<image><image>x", "answer": "1", "images": ["a.png", "a.png"]}
     (row,) = prompts(write(tmp_path / "rows.jsonl", record))
     policy = checkpoint_of(CharacterKit())
     for allowed in (0, 2):
-        run._check_row(config(data__max_images_per_prompt=allowed), policy, None, row, lengths=[])
+        run._check_row(keeping(data__max_images_per_prompt=allowed), policy, None, None, row, lengths=[])
     with pytest.raises(UserError, match="2 images, more than --data.max_images_per_prompt 1"):
-        run._check_row(config(data__max_images_per_prompt=1), policy, None, row, lengths=[])
+        run._check_row(keeping(data__max_images_per_prompt=1), policy, None, None, row, lengths=[])
 
 
 def test_a_row_is_checked_as_its_environment_shows_it():
@@ -362,12 +366,12 @@ def test_a_row_is_checked_as_its_environment_shows_it():
             return row(message("user", picture(1, 8)))
 
     large, policy = row(message("user", picture(8, 8))), checkpoint_of(CharacterKit())
-    run._check_row(config(), policy, None, large, lengths=[])
+    run._check_row(keeping(), policy, None, None, large, lengths=[])
     with pytest.raises(UserError, match="an image is too small"):
-        run._check_row(config(), policy, Shrinking(), large, lengths=[])
+        run._check_row(keeping(), policy, Shrinking(), None, large, lengths=[])
     # What takes long to be shown is encoded when it is there.
     Shrinking.waits = True
-    run._check_row(config(), policy, Shrinking(), large, lengths=[])
+    run._check_row(keeping(), policy, Shrinking(), None, large, lengths=[])
 
 
 def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch):
