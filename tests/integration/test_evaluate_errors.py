@@ -108,7 +108,7 @@ def test_a_prompt_longer_than_the_budget_is_left_out_and_never_cut(work):
         warm_python(),
         "-m",
         "lmm_r1.cli.evaluate",
-        *evaluate(files="f=image_rows", max_model_len=32, backend="transformers"),
+        *evaluate(files="f=image_rows", max_model_len=32, backend="transformers", system_prompt="none"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
