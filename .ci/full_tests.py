@@ -1,7 +1,7 @@
 """Print the tests marked `full` that a change asks for; `.ci/run` runs them after `make test`.
 
 `python .ci/full_tests.py` prints files and folders, one per line: those of the rooms and the test files that changed
-since the commit in `.ci/full_suite`, on which `make test-full` passed last. Whoever runs it writes the commit there.
+since the commit in `.ci/full_suite`. Whoever runs `make test-full` writes the commit there, and how far it passed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OF_ALL_KITS = ("lmm_kits", "models")
 
 def main() -> None:
     """Compare the checkout with that commit; without it, as in a shallow clone, everything is asked for."""
-    passed = (ROOT / ".ci" / "full_suite").read_text(encoding="utf-8").strip()
+    passed = (ROOT / ".ci" / "full_suite").read_text(encoding="utf-8").split()[0]
     command = ["git", "diff", "--name-only", passed]
     changed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     chosen = ["tests"] if changed.returncode else asked_for(changed.stdout.splitlines())
