@@ -59,6 +59,7 @@ format: $(STAMP)
 	$(VENV)/bin/isort --quiet $(SOURCES)
 	$(VENV)/bin/black --quiet $(SOURCES)
 	$(VENV)/bin/ruff check --fix $(SOURCES)
+	$(VENV)/bin/python .ci/budgets.py --lower
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/startup.py

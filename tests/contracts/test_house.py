@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,25 @@ def test_a_module_and_a_function_over_budget_fail(copied: Path):
 
 def budgets(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, ROOT / ".ci" / "budgets.py"], cwd=folder, capture_output=True, text=True)
+
+
+def test_budgets_only_fall(tmp_path: Path):
+    rules = runpy.run_path(str(ROOT / ".ci" / "budgets.py"))
+    commits, settings = [], tmp_path / "pyproject.toml"
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    for modules in (7, 9, 5):
+        settings.write_text(f'[tool.house]\nmodules = {modules}  # 3\n[tool.house.room_lines]\n"a.b" = 40\n')
+        subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+        name = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *name, "commit", "--quiet", "--message", str(modules)], cwd=tmp_path, check=True)
+        shown = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=tmp_path, capture_output=True, text=True)
+        commits.append(shown.stdout.strip())
+    house, figures = {"modules": 8, "room_lines": {"a.b": 40}}, {"modules": 4, "a.b lines": 40}
+    since_first = [*rules["raised"](tmp_path, figures, house, since=commits[0])]
+    assert since_first == [f"modules: the budget 8 is above 5, that of {commits[2]}; budgets only fall"]
+    assert [*rules["raised"](tmp_path, figures, house | {"modules": 5}, since=commits[0])] == []
+    lowered = rules["lowered"](settings.read_text(), figures | {"a.b lines": 41})
+    assert lowered == '[tool.house]\nmodules = 4  # 3\n[tool.house.room_lines]\n"a.b" = 40\n'
 
 
 NOT_YET_RENAMED = {
