@@ -11,7 +11,9 @@ DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
 SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py .ci/full_tests.py .ci/release.py setup.py
 
-.PHONY: install demo quick test full test-full check format bench docs wheel release clean
+CHROMIUM ?= chromium
+
+.PHONY: install demo demo-readme quick test full test-full check format bench docs wheel release clean
 
 install: $(STAMP)
 
@@ -23,6 +25,13 @@ $(STAMP): pyproject.toml setup.py compat/install.sh $(wildcard compat/flash-attn
 
 demo: $(STAMP)
 	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) ARCH=$(ARCH) examples/scripts/demo.sh $(DEMO)
+
+# README's picture and the figures of its demo, from the same runs, in about 25 minutes; Chromium draws the picture.
+demo-readme: $(STAMP)
+	rm -rf runs/demo_readme
+	$(VENV)/bin/python benchmarks/demo.py --seeds 1 2 3 --runs runs/demo_readme --output benchmarks/results/demo.json
+	$(CHROMIUM) --headless --no-sandbox --hide-scrollbars --window-size=1280,1010 --screenshot=examples/demo_report.png \
+		"file://$(CURDIR)/runs/demo_readme/1/report.html"
 
 # glibc gives every large tensor's memory back at once, and the kernel clears new pages for the next: a tenth of the time.
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_TOP_PAD_=67108864

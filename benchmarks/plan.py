@@ -85,7 +85,7 @@ HARDWARE = {"1 x 24 GB": (1, 24, 128), "1 x 80 GB": (1, 80, 256), "8 x 80 GB": (
 RL, SFT = "--actor.model_name_or_path", "train_sft --model.model_name_or_path"
 PLANNED = (
     ("1 x 24 GB", RL, "Qwen/Qwen3-VL-2B-Instruct", "full", ""),
-    ("1 x 24 GB", RL, "Qwen/Qwen2.5-VL-3B-Instruct", "LoRA", f"{LORA} --algo.kl.init_coef 0"),
+    ("1 x 24 GB", RL, "Qwen/Qwen2.5-VL-3B-Instruct", "LoRA", LORA),
     ("1 x 24 GB", SFT, "Qwen/Qwen2.5-VL-7B-Instruct", "QLoRA", f"{LORA} --ds.load_in_4bit"),
     ("1 x 80 GB", RL, "Qwen/Qwen2.5-VL-3B-Instruct", "full", ""),
     ("8 x 80 GB", RL, "Qwen/Qwen2.5-VL-3B-Instruct", "full", ""),
@@ -172,7 +172,7 @@ def of_plan(said: str) -> dict[str, Any]:
         r"each GPU(?: of [a-z ]+)? ([\d.]+) GiB of [\d.]+ GiB \(([^)]*)\)", lines.partition("memory, predicted:")[2]
     )
     tokens = re.search(r"passes of (?:the update: |up to )([\d,]+) tokens", lines)
-    chosen = re.search(r"chosen to fit: (.*?)(?= \S+: error| GPUs:|$)", lines)
+    chosen = re.search(r"chosen to fit: (.*?)(?= \S+: error| GPUs:| lmm-r1 |$)", lines)
     refused = re.search(r"error: (the run cannot fit.*)", lines)
     return {
         "peak_gib_per_gpu": max((float(size) for size, _ in peaks), default=None),
