@@ -82,7 +82,6 @@ def of_speed() -> Figures:
     yield page, STEP, "([file]) | 22", took
     yield README, STEP, "same H200 |", took[:1]
     accuracies = "stages.0|-1.text_accuracy", "stages.0|-1.image_accuracy"
-    yield page, DEMO, "([file]) | text", pick(result(DEMO), *accuracies, "seconds")
     yield README, DEMO, "2026-11-26 | images", pick(result(DEMO), *accuracies[::-1], "seconds")
     parity = [one["differences"]["fp32"] for name, one in stages["a"]["results"].items() if name.startswith("parity")]
     ways = [pick(one, "padded|packed|shared.log_probs", "padded|packed|shared.gradients") for one in parity]
@@ -109,7 +108,7 @@ def of_the_demo() -> Figures:
     gains = [run["stages"][-1]["text_accuracy"] - run["stages"][0]["text_accuracy"] for run in runs]
     yield README, "demo.json", "after both RL stages |", [*image, min(gains), max(gains), *seconds]
     yield page, "startup.json", "optimizer step in", [result("startup.json")["seconds_to_first_step"]]
-    row = "seed", f"stages.0|1|2.{both}", "text_gain_of_fre|image_gain_of_mgt", "seconds"
+    row = "seed", f"stages.0|1|2.{both}", "seconds"
     for kit, run in ((kit, run) for kit, found in kits.items() for run in found["runs"]):
         again = [key for key in run if key == "cold_start_continued_at_step"]
         yield page, "demo_architectures.json", f"| `{kit}` | {run['seed']} |", pick(run, *row, *again)
@@ -287,7 +286,7 @@ STATED = (
     "5.4 and 3.8 points above direct|Shares of 0 to 75 %|0 %, accuracy of|more than 2.5 points|above 8 MiB|"
     "1.4 M parameters|1.0 for a right answer|at most 2.5 points|within 3 points|at most 60 seconds|the ratio 1.5|"
     "up to 512 MiB|takes 4.2 MB|34 MB with|(141 GB)|0.3 to 1.6|(300 s)|at most 10 times|64 MiB and 30 s in all|"
-    "10, 5, 1 minutes|24 GB takes LoRA|128 GiB, 256 GiB and 2 TiB|95 %"
+    "10, 5, 1 minutes|24 GB uses LoRA|128 GiB, 256 GiB and 2 TiB|95 %"
 ).split("|")
 
 
