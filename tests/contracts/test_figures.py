@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
 PAGES = {f"docs/{page.name}": page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
 PAGES[README] = (ROOT / README).read_text(encoding="utf-8")
-del PAGES["docs/flags.md"]  # generated
 DEMO, H200, STEP = "gpu/demo_h200_summary.json", "gpu/gpu_check_h200_pinned.json", "gpu/rl3b.json"
 Figures = Iterator[tuple[str, str, str, list[float]]]
 """A page, the files that it links, a text at the first figure or before it, and the figures from there on."""
