@@ -62,7 +62,6 @@ def test_every_page_of_docs_stands_in_the_menu_and_the_built_ones_do_too(site, t
     assert {str(page.relative_to(tmp_path)) for page in tmp_path.glob("docs/**/*.md")} <= menu
     assert all((tmp_path / page).is_file() for page in menu)
     assert "- [train_sft](flags/train_sft.md)\n" in (tmp_path / "docs/flags.md").read_text(encoding="utf-8")
-    assert (tmp_path / "docs/flags/train_sft.md").read_text(encoding="utf-8").count("\n### `--data.max_len`") == 1
 
 
 def test_the_reference_has_every_public_name_once(site):
