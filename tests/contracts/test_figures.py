@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
 PAGES = {f"docs/{page.name}": page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
 PAGES[README] = (ROOT / README).read_text(encoding="utf-8")
-del PAGES["docs/flags.md"]  # generated
 DEMO, H200, STEP = "gpu/demo_h200_summary.json", "gpu/gpu_check_h200_pinned.json", "gpu/rl3b.json"
 Figures = Iterator[tuple[str, str, str, list[float]]]
 """A page, the files that it links, a text at the first figure or before it, and the figures from there on."""
@@ -214,7 +213,7 @@ def of_rollouts() -> Figures:
         result("episodes.json")["kinds"][kind][way]["tokens_per_second"] for way in ways for kind in ("text", "images")
     ]
     yield page, "episodes.json", "Qwen2.5-VL generated", rates
-    found, share = result("visual_search.json"), "success_before|success_after.share"
+    page, found, share = "docs/cold_start.md", result("visual_search.json"), "success_before|success_after.share"
     first, second = (pick(run, f"crop.{share}") for run in found["runs"])
     control = [*first, 1, *second, 2, *pick(found, f"runs.0.control.{share}", "chance")]
     yield page, "visual_search.json", "RL takes 20", [
@@ -222,7 +221,7 @@ def of_rollouts() -> Figures:
         *pick(found, "runs.0.crop.seconds", "runs.0.held_out_rows"),
         *control,
     ]
-    yield "docs/tasks.md", "agents.md#cold-start", "([57.5", pick(found, "runs.0|1.crop.gain_points")
+    yield "docs/tasks.md", "cold_start.md", "([57.5", pick(found, "runs.0|1.crop.gain_points")
     kills = pick(result("killed_runs.json"), "sft|ppo|asynchronous.kills")
     yield "docs/runs.md", "killed_runs.json", "asynchronous RL", [sum(kills)]
 
