@@ -80,11 +80,12 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/plan.py
 	$(VENV)/bin/python benchmarks/killed_runs.py
 
-# Writes docs/flags.md and builds the site into build/docs/site; a link to a file or heading that does not exist fails it.
+# Builds the site into build/docs/site; a link to a file or heading that does not exist fails it. REPOSITORY is the address
+# for its links to the repository, by default that of `origin`.
 docs: $(STAMP)
 	$(VENV)/bin/python docs/flags_page.py
 	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
-	$(VENV)/bin/python docs/site.py build/docs
+	$(VENV)/bin/python docs/site.py build/docs $(REPOSITORY)
 
 # Into dist/, with the stand-in for flash-attn, where pip finds it: pip install --find-links dist 'dist/lmm_r1-....whl[cpu]'
 wheel: $(STAMP)

@@ -25,8 +25,6 @@ SETTINGS = "pyproject.toml"
 PRODUCT = ("lmm_r1", "remote_rm")
 SMALL = 40
 """A module with fewer lines is small."""
-# Built by `make docs` or from the help texts.
-BUILT_PAGES = ("flags.md",)
 
 
 def main() -> None:
@@ -97,7 +95,7 @@ def measured(root: Path) -> dict[str, int]:
     product = [path for package in PRODUCT for path in modules(root / package)]
     lines = {path: line_count(path) for path in product}
     text = {path: path.read_text(encoding="utf-8") for path in product}
-    pages = [path for path in (root / "docs").glob("*.md") if path.name not in BUILT_PAGES]
+    pages = (root / "docs").glob("*.md")
     readme = root / "README.md"
     return {
         "modules": len(product),

@@ -1,7 +1,7 @@
-"""Builds docs/flags.md, docs/metrics.md, and the table of other defaults in docs/migrating.md; `make docs` runs it.
+"""Builds docs/metrics.md, the table of other defaults in docs/migrating.md, and the site's page of each trainer's flags.
 
-`python docs/flags_page.py` writes them. Help texts are the docstrings in `lmm_r1/config/`, and metrics are those of
-`lmm_r1/report/metrics.yaml`.
+`python docs/flags_page.py` writes the first two, docs/site.py the others. Help texts are the docstrings in
+`lmm_r1/config/`, and metrics are those of `lmm_r1/report/metrics.yaml`.
 """
 
 import importlib
@@ -9,26 +9,27 @@ import re
 from pathlib import Path
 
 from lmm_r1 import cli, dotted
-from lmm_r1.cli.arguments import help_of
+from lmm_r1.cli.arguments import help_of, value_name
 from lmm_r1.config import DIFFERENCES
 from lmm_r1.report.curves import METRICS
 
 DOCS = Path(__file__).resolve().parent
-FLAGS_PAGE, METRICS_PAGE, MIGRATING_PAGE = DOCS / "flags.md", DOCS / "metrics.md", DOCS / "migrating.md"
+METRICS_PAGE, MIGRATING_PAGE = DOCS / "metrics.md", DOCS / "migrating.md"
 BEGIN, END = "<!-- differences -->\n", "<!-- /differences -->\n"
-RL = "train_ppo_ray"
 # By command, RL first.
 CONFIGS: dict[str, type] = {
     name: importlib.import_module(f"lmm_r1.cli.{name}").CONFIG for name in cli.COMMANDS if name.startswith("train_")
 }
-INTRODUCTION = """\
-# Flags
+FLAGS_INTRODUCTION = """\
+# {command}
 
-Every flag of the trainers, with its default and its effect. `lmm-r1 COMMAND --help-all` prints the same texts.
-A flag that is not available is refused with what to use instead. Names and meanings are OpenRLHF's if it has the flag;
-[this table](migrating.md#from-openrlhf-011) gives the reason for each default that differs.
+`lmm-r1 {command} --help-all` prints the same texts.
 
-`make docs` builds this page from the docstrings in `lmm_r1/config/`: edit those.
+<style>
+.md-typeset h3 {{font-size: .75rem; margin: 1.2em 0 0}}
+.md-typeset h3 + p {{margin: .3em 0 0}}
+.md-nav--secondary .md-nav {{display: none}}
+</style>
 """
 METRICS_INTRODUCTION = """\
 # Metrics
@@ -40,18 +41,20 @@ text. Other names are [parts of your reward](reward_parts.md).
 """
 
 
-def flags_page() -> str:
-    """Return the page: the flags that all trainers share, those that all but RL share, and each command's own."""
-    rows = {command: _rows(config_class) for command, config_class in CONFIGS.items()}
-    supervised = {command: own for command, own in rows.items() if command != RL}
-    everywhere = _shared(list(rows.values()))
-    elsewhere = _shared(list(supervised.values()), but=everywhere)
-    sections = {"All trainers": everywhere, "All trainers except RL": elsewhere}
-    for command, own in rows.items():
-        shown = {*everywhere, *(elsewhere if command in supervised else ())}
-        sections[f"lmm-r1 {command}"] = [row for row in own if row not in shown]
-    head = "| flag | default | effect |\n|---|---|---|\n"
-    return INTRODUCTION + "".join(f"\n## {title}\n\n{head}{''.join(own)}" for title, own in sections.items())
+def flags_page(command: str) -> str:
+    """Return the page of a command's flags: a heading for each first word, and below it one for each flag."""
+    config_class = CONFIGS[command]
+    groups: dict[str, list[str]] = {}
+    for flag, hint in dotted.leaf_types(config_class).items():
+        first, dot, _ = flag.partition(".")
+        title = f"{first}: {help_of(config_class, first).rstrip('.')}" if dot else "Without a group"
+        # A code span for each choice, so that lines break between them.
+        kind = ", ".join(f"`{name}`" for name in value_name(hint).strip("{}").split(",") if name) or "switch"
+        effect = " ".join(help_of(config_class, flag).split())
+        entry = f"### `--{flag}` {{#{flag}}}\n\n{effect} ({kind}; default {_default(config_class(), flag)})\n"
+        groups.setdefault(title, []).append(entry)
+    sections = ["\n".join((f"## {title}\n", *entries)) for title, entries in groups.items()]
+    return "\n".join((FLAGS_INTRODUCTION.format(command=command), *sections))
 
 
 def metrics_page() -> str:
@@ -78,23 +81,9 @@ def differences_table() -> str:
         flags.setdefault((same, ", ".join(used_by), ours, theirs, reason), []).append(flag)
     lines = ["| flag | of | here | OpenRLHF | changes training | why |", "|---|---|---|---|---|---|"]
     for (same, of, ours, theirs, reason), names in flags.items():
-        lines.append(f"| {', '.join(names)} | {of} | {ours} | {theirs} | {'' if same else 'yes'} | {_cell(reason)} |")
+        shown = " ".join(reason.split()).replace("|", "\\|")
+        lines.append(f"| {', '.join(names)} | {of} | {ours} | {theirs} | {'' if same else 'yes'} | {shown} |")
     return "\n".join(lines) + "\n"
-
-
-def _shared(rows: list[list[str]], *, but: list[str] | None = None) -> list[str]:
-    """Return the rows that are equal for all commands, in the order of the first."""
-    first, *others = rows
-    return [row for row in first if all(row in own for own in others) and row not in (but or [])]
-
-
-def _rows(config_class: type) -> list[str]:
-    """Return a row per flag of a command."""
-    rows = []
-    for flag in dotted.leaf_types(config_class):
-        effect = help_of(config_class, flag)
-        rows.append(f"| `--{flag}` | {_default(config_class(), flag)} | {_cell(effect)} |\n")
-    return rows
 
 
 def _default(config: object, flag: str) -> str:
@@ -106,14 +95,9 @@ def _default(config: object, flag: str) -> str:
     return f"`{shown}`" if shown else "none"
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def main() -> None:
     """Write the pages."""
     METRICS_PAGE.write_text(metrics_page(), encoding="utf-8")
-    FLAGS_PAGE.write_text(flags_page(), encoding="utf-8")
     before, _, rest = MIGRATING_PAGE.read_text(encoding="utf-8").partition(BEGIN)
     text = before + BEGIN + differences_table() + END + rest.partition(END)[2]
     MIGRATING_PAGE.write_text(text, encoding="utf-8")

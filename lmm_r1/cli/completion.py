@@ -102,7 +102,7 @@ def _of_parser(parser: argparse.ArgumentParser) -> Known:
 
 PROG = "lmm-r1 completion"
 DESCRIPTION = (
-    "Print a script for the shell, which completes commands, flags and the values of those that take one of a few. "
+    "Print a shell script that completes commands, flags and their values. "
     "The script does not call Python: print it again after an update."
 )
 # The scripts' mark for a value that is a file or any text.

@@ -11,7 +11,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, written_folder
 
 PROG = "lmm-r1 convert_checkpoint"
-DESCRIPTION = "Convert a checkpoint from its maker's format to the format that the other commands take."
+DESCRIPTION = "Convert a checkpoint from its original format to the one that the other commands read."
 
 
 @dataclass(frozen=True, kw_only=True)

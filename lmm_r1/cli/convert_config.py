@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "something else, listed in the comments at its top"
             )
         if refusal is not None:
-            print(f"{PROG}: {conversion.command} will refuse this until it is mended: {refusal}", file=sys.stderr)
+            print(f"{PROG}: {conversion.command} refuses this file until you correct it: {refusal}", file=sys.stderr)
 
 
 def _check(document: str, conversion: Conversion) -> str | None:

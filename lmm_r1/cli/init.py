@@ -21,7 +21,7 @@ from lmm_r1.files.atomic import check_new_folder, unwritable, write_atomically
 PROG = "lmm-r1 init"
 DESCRIPTION = (
     "Write a project: rows with images, settings of each stage, a reward function, and a README with its commands. With "
-    "--model and --rows, write the settings with which that model learns from those rows."
+    "--model and --rows, write the settings to train that model on those rows."
 )
 TEMPLATES = "lmm_r1.cli.project"
 FILES = ("README.md", "sft.yaml", "rl.yaml", "evaluate.yaml", "reward.py")

@@ -135,7 +135,7 @@ def derive_kit(model: str, output: Path) -> None:
     rows = [(name, _yes(found.confirmed), found.reason) for name, found in derived.findings.items()]
     console.print(_table(("capability", "", "reason"), rows))
     if derived.kit is None or not derived.kit.capabilities["sft"].confirmed:
-        console.print("No kit was written: SFT is needed for all else.")
+        console.print("No kit was written, because SFT does not work.")
         sys.exit(1)
     console.print(f"The kit is in {output}; lmm-r1 --kit {output} COMMAND uses it.")
 
@@ -169,7 +169,7 @@ def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:
 def kit_notes() -> list[str]:
     """Return a sentence for each kit that vLLM cannot run, or computes other log-probs for."""
     kits = [read_facts(name) for name in KITS]
-    refused = [f"{kit.model_type} takes no part in RL: {kit.engine_refusal}." for kit in kits if kit.engine_refusal]
+    refused = [f"{kit.model_type} does not support RL: {kit.engine_refusal}." for kit in kits if kit.engine_refusal]
     corrected = [
         f"{kit.model_type} is corrected in RL on CPUs: {kit.engine_disagreement}."
         for kit in kits

@@ -24,14 +24,14 @@ MOST_REPEATED = 100
 LENGTH_STEP = 64
 PROMPT = "think"
 NOTES = {
-    "data.system_prompt": "asks for what reward.py pays",
-    "data.max_pixels": "larger images are scaled down: more pixels show more detail and take more memory",
-    "data.max_len": "the longest prompt with its images, and a response",
+    "data.system_prompt": "asks for the format that reward.py rewards",
+    "data.max_pixels": "larger images are scaled down; more pixels show more detail and need more memory",
+    "data.max_len": "tokens of the longest prompt with its images, and of a response",
     "reward.remote_url": "also: math, or math=1,format=0.5,FILE.py:NAME=0.1",
     "rollout.n_samples_per_prompt": "responses to each prompt, which are compared",
     "train.num_episodes": "passes over the rows",
-    "actor.adam.lr": "for a tiny model; left out, the rate is that of a pretrained one",
-    "algo.kl.init_coef": "no penalty for leaving the initial model",
+    "actor.adam.lr": "for a tiny model; remove it for a pretrained one",
+    "algo.kl.init_coef": "no KL penalty",
     "ds.lora.rank": "trains adapters; alpha and learning rate follow",
 }
 COMMANDS = """\
@@ -158,7 +158,7 @@ def _divided(rows: str, *, folder: Path) -> tuple[str, str, dict[str, object]]:
 
 def _yaml(command: str, settings: Mapping[str, object]) -> str:
     """Return settings as a file for `--config`, a line for each, with what some of them are for."""
-    lines = [f"# lmm-r1 {command} --config this file. `lmm-r1 {command} --help` lists what else may stand here."]
+    lines = [f"# For `lmm-r1 {command} --config`; `lmm-r1 {command} --help-all` lists every setting."]
     for name, value in settings.items():
         shown = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).removesuffix("...\n")
         line = f"{name}: {shown.strip()}"

@@ -27,7 +27,7 @@ DEFAULTS = names_of("mini_o3_turns")
 
 _OWN_WORDS = (
     'in the words of the environment; for those of the Mini-o3 checkpoints, add "prompts": '
-    '"Mini-o3/verl/trainer/constants.py" to --agent.options (docs/agents.md)'
+    '"Mini-o3/verl/trainer/constants.py" to --agent.options (docs/crop.md)'
 )
 UNLIKE = names_of("mini_o3_unlike")
 """Settings with only one behaviour here: the value that selects it, and the note about other values."""
@@ -175,7 +175,7 @@ def _file(given: Given, named: Mapping[str, str]) -> Results:
     ours = str(PurePosixPath(named[setting]).with_suffix(".py"))
     written = "the tools as functions in a list TOOLS" if setting in _TOOLS else "a class Environment"
     yield Flag("train.agent", ours)
-    yield differs(setting, f"verl's classes cannot be loaded; write {written} in {ours} (docs/agents.md)")
+    yield differs(setting, f"verl's classes cannot be loaded; write {written} in {ours} (docs/extending.md)")
     for other in others:
         yield lacks(other, f"only one environment answers, that in {ours}; write both in this file")
     if setting in _TOOLS:

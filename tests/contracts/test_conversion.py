@@ -397,7 +397,7 @@ def test_the_command_writes_a_file_that_the_trainer_takes(tmp_path, capsys):
 def test_what_the_trainer_will_refuse_is_said_at_once(capsys):
     main([str(EASYR1_FILE), "data.rollout_batch_size=64"])
     assert (
-        "train_ppo_ray will refuse this until it is mended: --train.batch_size 640 is more than the 320 samples"
+        "train_ppo_ray refuses this file until you correct it: --train.batch_size 640 is more than the 320 samples"
         in capsys.readouterr().err
     )
 

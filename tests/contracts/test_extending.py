@@ -40,9 +40,8 @@ def examples(page: str) -> list[tuple[re.Match[str], str]]:
     return [(header, code) for code in codes if (header := HEADER.fullmatch(code.partition("\n")[0]))]
 
 
-USERS = {
-    header["file"]: code for header, code in examples("agents.md") + examples("extending.md") if not header["how"]
-}
+PAGES = ("environments.md", "tools.md", "extending.md")
+USERS = {header["file"]: code for page in PAGES for header, code in examples(page) if not header["how"]}
 ADDED = [(header, code.partition("\n")[2]) for header, code in examples("extending.md") if header["how"]]
 
 

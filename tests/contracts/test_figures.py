@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
 PAGES = {f"docs/{page.name}": page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
 PAGES[README] = (ROOT / README).read_text(encoding="utf-8")
-del PAGES["docs/flags.md"]  # generated
 DEMO, H200, STEP = "gpu/demo_h200_summary.json", "gpu/gpu_check_h200_pinned.json", "gpu/rl3b.json"
 Figures = Iterator[tuple[str, str, str, list[float]]]
 """A page, the files that it links, a text at the first figure or before it, and the figures from there on."""
@@ -82,7 +81,6 @@ def of_speed() -> Figures:
     yield page, STEP, "([file]) | 22", took
     yield README, STEP, "same H200 |", took[:1]
     accuracies = "stages.0|-1.text_accuracy", "stages.0|-1.image_accuracy"
-    yield page, DEMO, "([file]) | text", pick(result(DEMO), *accuracies, "seconds")
     yield README, DEMO, "2026-11-26 | images", pick(result(DEMO), *accuracies[::-1], "seconds")
     parity = [one["differences"]["fp32"] for name, one in stages["a"]["results"].items() if name.startswith("parity")]
     ways = [pick(one, "padded|packed|shared.log_probs", "padded|packed|shared.gradients") for one in parity]
@@ -109,7 +107,7 @@ def of_the_demo() -> Figures:
     gains = [run["stages"][-1]["text_accuracy"] - run["stages"][0]["text_accuracy"] for run in runs]
     yield README, "demo.json", "after both RL stages |", [*image, min(gains), max(gains), *seconds]
     yield page, "startup.json", "optimizer step in", [result("startup.json")["seconds_to_first_step"]]
-    row = "seed", f"stages.0|1|2.{both}", "text_gain_of_fre|image_gain_of_mgt", "seconds"
+    row = "seed", f"stages.0|1|2.{both}", "seconds"
     for kit, run in ((kit, run) for kit, found in kits.items() for run in found["runs"]):
         again = [key for key in run if key == "cold_start_continued_at_step"]
         yield page, "demo_architectures.json", f"| `{kit}` | {run['seed']} |", pick(run, *row, *again)
@@ -215,7 +213,7 @@ def of_rollouts() -> Figures:
         result("episodes.json")["kinds"][kind][way]["tokens_per_second"] for way in ways for kind in ("text", "images")
     ]
     yield page, "episodes.json", "Qwen2.5-VL generated", rates
-    found, share = result("visual_search.json"), "success_before|success_after.share"
+    page, found, share = "docs/cold_start.md", result("visual_search.json"), "success_before|success_after.share"
     first, second = (pick(run, f"crop.{share}") for run in found["runs"])
     control = [*first, 1, *second, 2, *pick(found, f"runs.0.control.{share}", "chance")]
     yield page, "visual_search.json", "RL takes 20", [
@@ -223,7 +221,7 @@ def of_rollouts() -> Figures:
         *pick(found, "runs.0.crop.seconds", "runs.0.held_out_rows"),
         *control,
     ]
-    yield "docs/tasks.md", "agents.md#cold-start", "([57.5", pick(found, "runs.0|1.crop.gain_points")
+    yield "docs/tasks.md", "cold_start.md", "([57.5", pick(found, "runs.0|1.crop.gain_points")
     kills = pick(result("killed_runs.json"), "sft|ppo|asynchronous.kills")
     yield "docs/runs.md", "killed_runs.json", "asynchronous RL", [sum(kills)]
 
@@ -287,7 +285,7 @@ STATED = (
     "5.4 and 3.8 points above direct|Shares of 0 to 75 %|0 %, accuracy of|more than 2.5 points|above 8 MiB|"
     "1.4 M parameters|1.0 for a right answer|at most 2.5 points|within 3 points|at most 60 seconds|the ratio 1.5|"
     "up to 512 MiB|takes 4.2 MB|34 MB with|(141 GB)|0.3 to 1.6|(300 s)|at most 10 times|64 MiB and 30 s in all|"
-    "10, 5, 1 minutes|24 GB takes LoRA|128 GiB, 256 GiB and 2 TiB|95 %"
+    "10, 5, 1 minutes|24 GB uses LoRA|128 GiB, 256 GiB and 2 TiB|95 %"
 ).split("|")
 
 

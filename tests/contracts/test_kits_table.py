@@ -60,7 +60,7 @@ def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
         "kit": "llm", "images": "yes", "video": "no", "SFT": "yes", "DPO": "yes", "RL": "no", "critic": "no", "LoRA": "yes",
         "QLoRA": "yes", "packed": "yes", "shared prefix": "yes", "vLLM": "no class", "checkpoints": "Some-1B",
     }  # fmt: skip
-    assert kits.kit_notes() == ["llm takes no part in RL: it has no class for it."]
+    assert kits.kit_notes() == ["llm does not support RL: it has no class for it."]
 
 
 def test_the_terminals_table_leaves_out_what_is_the_same_for_all():

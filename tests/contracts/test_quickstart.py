@@ -82,7 +82,7 @@ def test_each_stage_goes_on_from_the_one_before(commands, project):
     assert sft.ckpt.output_dir == rl.actor.model_name_or_path == "runs/sft"
     assert evaluate.checkpoints == (sft.ckpt.output_dir, rl.ckpt.output_dir)
     assert talk.model == rl.ckpt.output_dir == "runs/rl"
-    # What the page says of sizes.
+    # The sizes that follow from 40 rows.
     assert (rl.rollout.batch_size, rl.rollout.n_samples_per_prompt, rl.train.batch_size) == (8, 8, 64)
     assert (sft.train.batch_size, sft.train.micro_batch_size) == (8, 8)
 

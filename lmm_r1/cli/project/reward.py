@@ -8,7 +8,7 @@ FORM = re.compile(r"\s*<think>.*</think>\s*<answer>(?P<answer>.*)</answer>\s*", 
 def reward(
     queries: list[str], prompts: list[str], labels: list[str], responses: list[str]
 ) -> dict[str, list[float] | dict[str, list[float]]]:
-    """1 for a right answer, and 0.1 for a response in the form that the rows have."""
+    """1 for a right answer, and 0.1 for the format `<think>...</think><answer>...</answer>`."""
     form, right = [], []
     for response, label in zip(responses, labels, strict=True):
         found = FORM.fullmatch(response)
@@ -16,7 +16,7 @@ def reward(
         right.append(float(found is not None and plain(found["answer"]) == plain(label)))
     return {
         "rewards": [a + 0.1 * b for a, b in zip(right, form, strict=True)],
-        # What counts as right, for pass@k; and what the report shows beside it.
+        # Scores say what is right, for pass@k; the report also shows extra_logs.
         "scores": right,
         "extra_logs": {"form": form},
     }

@@ -1,4 +1,4 @@
-"""The examples of docs/agents.md run as they stand there."""
+"""The examples of docs/environments.md, docs/tools.md and docs/crop.md run as they stand there."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,8 @@ from lmm_r1.agents.http_tool import HttpTool
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("environments", "tools", "crop"))
 CODE = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py).*?)```", PAGE, re.DOTALL)}
 
 
