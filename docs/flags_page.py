@@ -24,12 +24,6 @@ FLAGS_INTRODUCTION = """\
 # {command}
 
 `lmm-r1 {command} --help-all` prints the same texts.
-
-<style>
-.md-typeset h3 {{font-size: .75rem; margin: 1.2em 0 0}}
-.md-typeset h3 + p {{margin: .3em 0 0}}
-.md-nav--secondary .md-nav {{display: none}}
-</style>
 """
 METRICS_INTRODUCTION = """\
 # Metrics
@@ -78,11 +72,11 @@ def differences_table() -> str:
         commands.setdefault(cells, []).append(f"`{one.command}`")
     flags: dict[tuple[bool, str, str, str, str], list[str]] = {}
     for (same, flag, ours, theirs, reason), used_by in sorted(commands.items()):
-        flags.setdefault((same, ", ".join(used_by), ours, theirs, reason), []).append(flag)
-    lines = ["| flag | of | here | OpenRLHF | changes training | why |", "|---|---|---|---|---|---|"]
+        flags.setdefault((same, "<br>".join(used_by), ours, theirs, reason), []).append(flag)
+    lines = ["| flag | of | here, OpenRLHF | changes training | why |", "|---|---|---|---|---|"]
     for (same, of, ours, theirs, reason), names in flags.items():
         shown = " ".join(reason.split()).replace("|", "\\|")
-        lines.append(f"| {', '.join(names)} | {of} | {ours} | {theirs} | {'' if same else 'yes'} | {shown} |")
+        lines.append(f"| {'<br>'.join(names)} | {of} | {ours}<br>{theirs} | {'' if same else 'yes'} | {shown} |")
     return "\n".join(lines) + "\n"
 
 

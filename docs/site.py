@@ -27,8 +27,6 @@ _SHOWN = re.compile(r"^<!-- file: (\S+\.py) -->$", flags=re.MULTILINE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)
 # Where the list of the pages of flags is shown.
 _FLAGS = "<!-- flags -->"
-# On pages that are no files of the repository, there is nothing to edit.
-_BUILT = "<style>a[rel=edit] {display: none}</style>\n\n"
 
 
 def main(folder: str, repository: str = "") -> None:
@@ -90,10 +88,9 @@ def stage(folder: Path) -> None:
     flags = "\n".join(f"- [{command}](flags/{command}.md)" for command in CONFIGS)
     for page, text in staged.items():
         _copy(page, folder, text=_with_files(_without_folders(text, page), page).replace(_FLAGS, flags))
-    built = {ROOT / f"docs/flags/{command}.md": flags_page(command) for command in CONFIGS}
-    built[ROOT / "docs/api.md"] = api_page()
-    for page, text in built.items():
-        _copy(page, folder, text=_BUILT + text)
+    for command in CONFIGS:
+        _copy(ROOT / "docs" / "flags" / f"{command}.md", folder, text=flags_page(command))
+    _copy(ROOT / "docs" / "api.md", folder, text=api_page())
 
 
 def api_page() -> str:
@@ -101,10 +98,11 @@ def api_page() -> str:
     names = sorted(lmm_r1.__all__, key=lambda name: (name.isupper(), not name.islower(), name))
     names += "api.functions.TrainKeywords api.functions.RLKeywords api.functions.KDKeywords".split()
     names += "api.functions.Rewards api.settings.Rows api.settings.Settings".split()
-    # Only functions have their signatures in a block of their own.
-    parts = [
-        f"::: lmm_r1.{name}\n    options: {{separate_signature: {str(name.islower()).lower()}}}\n" for name in names
-    ]
+    parts = []
+    for name in names:
+        # Only functions have their signatures in a block of their own, and only settings those of a base that is not here.
+        options = f"{{separate_signature: {name.islower()}, inherited_members: {name.endswith('Config')}}}".lower()
+        parts.append(f"::: lmm_r1.{name}\n    options: {options}\n")
     return "\n".join(("# Python reference\n", *parts))
 
 
