@@ -106,6 +106,11 @@ def of_the_demo() -> Figures:
     yield page, "demo.json", "A run took", seconds
     gains = [run["stages"][-1]["text_accuracy"] - run["stages"][0]["text_accuracy"] for run in runs]
     yield README, "demo.json", "after both RL stages |", [*image, min(gains), max(gains), *seconds]
+    starts = ("| full |", "rate of full training |", "the same, alpha 16 |", "one seed |")
+    for start, way in zip(starts, ("full", "lora", "lora_alpha_16", "lora_rate_10"), strict=True):
+        runs = result("demo_lora.json")["ways"][way]["runs"]
+        gained = [run[kind] for kind in ("text_gain_of_fre", "image_gain_of_mgt") for run in runs]
+        yield "docs/training.md", "demo_lora.json", start, gained
     yield page, "startup.json", "optimizer step in", [result("startup.json")["seconds_to_first_step"]]
     row = "seed", f"stages.0|1|2.{both}", "seconds"
     for kit, run in ((kit, run) for kit, found in kits.items() for run in found["runs"]):
