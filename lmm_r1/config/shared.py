@@ -390,7 +390,7 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceConfig:
+class SequenceConfig(OverlongFlags):
     input_template: str | None = None
     """Text around a plain-text prompt, which replaces {}; the prompt then goes to the model without its chat
     template."""
