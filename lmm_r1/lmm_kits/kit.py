@@ -404,7 +404,9 @@ class LmmKit(ABC):
         if limits is None:
             return None
         pairs = zip(images, sizes, strict=True)
-        shown = [bounded_image_size(part, width=width, height=height, limits=limits) for part, (width, height) in pairs]
+        shown = [
+            bounded_image_size(part, width=width, height=height, limits=limits) for part, (width, height) in pairs
+        ]
         return list(zip(shown, self.image_tokens(processor, shown), strict=True))
 
     def image_tokens(self, processor: Processor, sizes: Sequence[tuple[int, int]]) -> list[int]:

@@ -323,9 +323,7 @@ def too_large(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, p
     fitting, shown = fitting_pixels(checkpoint, config, pixels=pixels), min(pixels, config.data.max_pixels or pixels)
     if fitting == shown:
         return None
-    advice = (
-        f"They are scaled to fit (--data.overlong_images scale). Choose their size by --data.max_pixels {fitting}, or raise"
-    )
+    advice = f"They are scaled to fit (--data.overlong_images scale). Choose their size by --data.max_pixels {fitting}, or raise"
     if checkpoint.kit.pixel_limits(checkpoint.processor) is None:
         advice = f"The tokens of a {checkpoint.kit.model_type} do not depend on the size of an image: raise"
     return (

@@ -151,8 +151,7 @@ def test_while_it_generates_the_model_under_the_adapters_is_the_reference(
     ended = run_here("train_ppo_ray", arguments, folder=tmp_path)
     assert ended.code == 0, ended.output
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(metrics) == 4
-    assert metrics[0]["kl"] == pytest.approx(0, abs=1e-6), "adapters begin as nothing"
-    # The policy of the second step has been updated once, and samples of older weights are compared with it.
-    assert all(line["kl"] > 1e-4 for line in metrics[1:])
-    assert all(line["mismatch/mean"] < 1e-3 for line in metrics if not line["async/staleness_max"])
+    assert [line["async/staleness_max"] for line in metrics] == [0, 1, 1, 1]
+    # Adapters begin as nothing, and no update changes the reference. The estimate may be negative.
+    assert metrics[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert all(abs(line["kl"]) > 1e-2 for line in metrics[1:])

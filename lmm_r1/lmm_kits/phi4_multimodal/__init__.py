@@ -157,7 +157,9 @@ class Phi4MultimodalKit(LmmKit):
         self.image_tokens(processor, [size])
 
     def image_tokens(self, processor: Phi4MultimodalProcessor, sizes: Sequence[tuple[int, int]]) -> list[int]:
-        return [towers.tokens_of_size(processor.image_processor, width=width, height=height) for width, height in sizes]
+        return [
+            towers.tokens_of_size(processor.image_processor, width=width, height=height) for width, height in sizes
+        ]
 
     def apply_template(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool

@@ -65,6 +65,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
             Composition(parts=(part_from("math"), part_from("format=0.5"))),
             5000,
         ),
+        (["math,format=0.5", "--port=1"], Composition(parts=(part_from("math"), part_from("format=0.5"))), 1),
         (
             ["composition", "--select", "choice", "--part", "format=0.5"],
             Composition(select=(part_from("choice"),), parts=(part_from("format=0.5"),)),
