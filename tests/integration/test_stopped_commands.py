@@ -5,7 +5,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -54,14 +53,7 @@ def started(folder: Path, model: Path, *, ranks: int) -> pexpect.spawn:
     ("stop", "name", "code", "ranks"),
     [(typed, "Ctrl-C", 130, 1), (typed, "Ctrl-C", 130, 2), (sent_twice, "SIGTERM", 143, 1)],
 )
-def test_a_run_ends_after_its_step_with_one_sentence_and_goes_on(
-    stop: Callable[[pexpect.spawn], None],
-    name: str,
-    code: int,
-    ranks: int,
-    tiny_checkpoint: Callable[[str], Path],
-    tmp_path: Path,
-):
+def test_a_run_ends_after_its_step_with_one_sentence_and_goes_on(stop, name, code, ranks, tiny_checkpoint, tmp_path):
     child = started(tmp_path, tiny_checkpoint("llm"), ranks=ranks)
     child.expect(r"sft step 3/")
     stop(child)

@@ -229,19 +229,14 @@ def test_the_system_prompt_is_shown_changed_and_taken_away():
 
 def test_a_chat_begins_with_the_prompt_of_the_run_unless_a_flag_has_another(tmp_path):
     (tmp_path / "run_config.yaml").write_text("rollout: {}\ndata: {system_prompt: think}\n")
-    model, think = str(tmp_path), shipped_prompt("think")
-    for config, found in (
-        (ChatConfig(model=model), think),
-        (ChatConfig(model="base", adapter=tmp_path), think),
-        (ChatConfig(model=model, system="Be brief."), "Be brief."),
-        (ChatConfig(model="base"), None),
-    ):
-        session = chat()
-        assert first_prompt(config, session.screen) == found
-        said = [f"system prompt of the run: {' '.join(think.split())} (/system replaces it)"] if found == think else []
-        assert session.screen.said == said
+    screen, think = chat().screen, shipped_prompt("think")
+    for given in ({"model": str(tmp_path)}, {"model": "base", "adapter": tmp_path}):
+        assert first_prompt(ChatConfig(**given), screen) == think
+        assert screen.said.pop() == f"system prompt of the run: {' '.join(think.split())} (/system replaces it)"
+        assert first_prompt(ChatConfig(**given, system="Be brief."), screen) == "Be brief."
     (tmp_path / "run_config.yaml").write_text("rollout: {}\ndata: {system_prompt: none}\n")
-    assert first_prompt(ChatConfig(model=model), session.screen) is None
+    assert first_prompt(ChatConfig(model=str(tmp_path)), screen) is first_prompt(ChatConfig(model="a"), screen) is None
+    assert screen.said == []
 
 
 def test_a_saved_conversation_is_taken_up_where_the_model_can(folder):
