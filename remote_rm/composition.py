@@ -7,7 +7,7 @@ python -m remote_rm.composition --select math --select choice --part format=0.5 
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from typing_extensions import Self
 
@@ -92,14 +92,10 @@ class Composition:
 
     def score(self, item: Item) -> Score:
         self.check_label(item.label)
-        composed = self._composed(item, lambda verifier, own: verifier.score(own))
-        assert composed is not None
-        return composed
+        return cast(Score, self._composed(item, lambda verifier, own: verifier.score(own)))
 
     def failed_score(self, item: Item) -> Score:
-        composed = self._composed(item, lambda verifier, own: verifier.failed_score(own))
-        assert composed is not None
-        return composed
+        return cast(Score, self._composed(item, lambda verifier, own: verifier.failed_score(own)))
 
     def answer_of(self, label: str) -> str:
         chosen, gold = self._selected(label)

@@ -90,10 +90,12 @@ class _Plan:
 def run_batch(config: BatchConfig, *, progress: Progress, given: GivenFunctions | None = None) -> BatchReport:
     """Do the job, or resume it; `given` are reward functions in no file. Raises UserError for invalid input and a full disk."""
     check_batch(config)
-    if config.system_prompt is None and config.reward is not None and config.agent is None:
-        name = trained_prompt([config.model, str(config.adapter or "")]) or prompt_for([config.reward])
+    if config.system_prompt is None:
+        prompt = trained_prompt([config.model, str(config.adapter or config.model)])
+        if prompt is None and config.reward is not None and config.agent is None:
+            prompt = prompt_for([config.reward])
         # As in outputs that were made before there were such prompts.
-        config = replace(config, system_prompt=None if name == NO_PROMPT else name)
+        config = replace(config, system_prompt=None if prompt == NO_PROMPT else prompt)
     log = RowLog(config.output)
     # Outputs made before these flags existed do not have them in their settings.
     unused = EPISODE_FLAGS if config.agent is None else ()

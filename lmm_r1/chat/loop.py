@@ -36,8 +36,11 @@ from lmm_r1.chat.conversation import (
 from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
 from lmm_r1.chat.session import ChatSession, dragged_image, greeting, read_image, read_video, sources_of
 from lmm_r1.config.generation import ChatConfig, check_chat
+from lmm_r1.config.shared import text_given
+from lmm_r1.data.reading import NO_PROMPT, shipped_prompt
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
+from lmm_r1.records.run_folder import trained_prompt
 
 SIGN = "/"
 WORDS = {"exit": "/exit", "quit": "/exit"}
@@ -401,13 +404,26 @@ def _history(config: ChatConfig, screen: Screen) -> Path | None:
 def _session(config: ChatConfig, screen: Screen, *, sampling: ChatSampling) -> ChatSession:
     began = time.perf_counter()
     title = " + ".join(os.path.basename(os.path.abspath(path)) for path in (config.model, config.adapter) if path)
+    system = config.system if config.load else first_prompt(config, screen)
     with _no_echo(), screen.loading(f"loading {title}"):
         model = load_model(config)
-    session = ChatSession(model, screen, sampling=sampling, system=config.system, interruption=_interruption)
+    session = ChatSession(model, screen, sampling=sampling, system=system, interruption=_interruption)
     screen.say(f"{title} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
     if model.episodes is not None:
         screen.say(greeting(model.episodes.environment.name))
     return session
+
+
+def first_prompt(config: ChatConfig, screen: Screen) -> str | None:
+    """Return the system prompt of a new conversation, and say it if it is that of the run which trained the model."""
+    if config.system is not None:
+        return config.system
+    prompt = trained_prompt([config.model, str(config.adapter or config.model)])
+    if prompt in (None, NO_PROMPT):
+        return None
+    text = shipped_prompt(prompt) or text_given(prompt, flag="the run's --data.system_prompt") or ""
+    screen.say(f"system prompt of the run: {' '.join(text.split())} (/system replaces it)")
+    return text
 
 
 @contextlib.contextmanager

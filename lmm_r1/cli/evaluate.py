@@ -75,8 +75,10 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
-    if config.system_prompt is None and config.files and config.agent is None:
-        prompt = trained_prompt(list(checkpoints_of.values())) or prompt_for(config.reward or (DEFAULT_VERIFIER,))
+    if config.system_prompt is None and config.files:
+        prompt = trained_prompt(list(checkpoints_of.values()))
+        if prompt is None and config.agent is None:
+            prompt = prompt_for(config.reward or (DEFAULT_VERIFIER,))
         config = replace(config, system_prompt=prompt)
     row_sets = read_row_sets(config, files=files, copies=copies)
     for row_set in row_sets:

@@ -73,7 +73,8 @@ class MachineFlags:
     host_memory_gib: float | None = None
     """Memory of each machine in GiB. None is this machine's; it is not checked if gpu_memory_gib is set."""
     image_pixels: int = 0
-    """Pixels of the image in each prompt. 0 takes those of the largest row in data.prompt_dataset, if it is a file here."""
+    """Pixels of the image in each prompt. 0 takes those of the largest row in data.prompt_dataset or data.dataset, if it is
+    a file here."""
 
 
 _MACHINE = tuple(field.name for field in dataclasses.fields(MachineFlags))
@@ -247,18 +248,20 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
 
 def _pixels(settings: Any, given: MachineFlags) -> tuple[int, str]:
     """Return the pixels of the images of a prompt, and what has them: the flag, or the row that has most."""
-    from lmm_r1.config.shared import row_reading
-    from lmm_r1.data.files import read_row_file
+    from lmm_r1.config.run_rows import read_conversations, read_judged
     from lmm_r1.planning.choices import most_pixels
 
-    if given.image_pixels or not isinstance(settings, PPOConfig):
+    if given.image_pixels:
         return given.image_pixels, f"--image_pixels {given.image_pixels}"
-    data = settings.data
-    reading = row_reading(data, prefix="--data.")
-    read = partial(read_row_file, split=data.prompt_split, reading=reading, answer_required=False, bad_rows="skip")
+    data, in_rl = settings.data, isinstance(settings, PPOConfig)
+    read: Callable[..., Any] = partial(read_judged, settings)
+    if not isinstance(settings, DPOConfig | RMConfig):
+        read = partial(read_conversations, settings, answer_required=False)
+    datasets, split = (data.prompt_dataset, data.prompt_split) if in_rl else (data.dataset, data.dataset_split)
     # A dataset that is not here is not downloaded.
-    paths = [path for path in map(str.strip, (data.prompt_dataset or "").split(",")) if path and Path(path).exists()]
-    return max((most_pixels(read(path).rows.values()) for path in paths), default=(0, ""))
+    paths = [path for path in map(str.strip, (datasets or "").split(",")) if path and Path(path).exists()]
+    files = (read(path, split=split, bad_rows="skip") for path in paths)
+    return max((most_pixels(file.rows.values()) for file in files), default=(0, ""))
 
 
 def _print(run: _Planned, command: Callable[[Sequence[Remedy]], str]) -> None:

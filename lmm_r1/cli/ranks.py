@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 
@@ -25,6 +26,7 @@ from lmm_r1.config.hardware import PROCESSES
 
 # How long the others may take to end after the first that failed, in seconds; what waits for it in NCCL never ends.
 _GRACE_S = 60.0
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 # Of Linux's prctl.
 _SET_DEATH_SIGNAL = 1
 
@@ -49,6 +51,9 @@ def train_in_ranks(run: str, config: SupervisedConfig, *, count: int, prog: str)
         "LOCAL_WORLD_SIZE": str(count),
     }
     with tempfile.TemporaryDirectory(prefix="lmm-r1-ranks-") as folder:
+        # Until a process can end with a message, its signals wait; the start of Python's tracker would release them.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         ranks = multiprocessing.start_processes(
             _rank, (run, config, environment, Path(folder), prog), nprocs=count, join=False
         )
@@ -59,8 +64,9 @@ def train_in_ranks(run: str, config: SupervisedConfig, *, count: int, prog: str)
                     os.kill(process.pid, number)
 
         # They end after the current step.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _STOPS:
             signal.signal(number, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         try:
             while not ranks.join(grace_period=_GRACE_S):
                 pass
@@ -83,8 +89,11 @@ def _rank(
     torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
     cpu.prepare_process()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         train_run(run, config)
     except BaseException:
+        # What a terminal sends to all processes is forwarded, too, and may come once more.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         # Of all messages one is printed, with the lines that otherwise only the first rank prints.
         os.environ["RANK"] = "0"
         with (folder / f"{place}.error").open("w") as said, contextlib.redirect_stderr(said):

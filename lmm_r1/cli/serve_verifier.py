@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from lmm_r1.cli import run_command, user_errors
+from lmm_r1.config.rewards import COMPOSITION, reward_list
 from remote_rm.registry import VERIFIERS, run, verifier_class
 
 PROG = "lmm-r1 serve_verifier"
@@ -18,12 +19,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if name.startswith("-"):
         _exit(f"the verifier's name comes first, before {name}: {PROG} NAME [flags]")
+    flags = arguments[1:]
     try:
+        if listed := reward_list(name, flag="NAME"):
+            name, flags = COMPOSITION, [*(f"--part={part.source}={part.weight}" for part in listed), *flags]
         verifier_class(name)
     except ValueError as error:
         _exit(str(error))
     with user_errors(PROG):
-        run(name, arguments[1:], prog=f"{PROG} {name}")
+        run(name, flags, prog=f"{PROG} {name}")
 
 
 def _exit(sentence: str) -> None:
@@ -36,7 +40,7 @@ def _usage() -> str:
     listed = "\n".join(f"  {name:<{width}}  {verifier.purpose}" for name, verifier in VERIFIERS.items())
     return (
         f"usage: {PROG} NAME [FLAGS]\n\nServe rewards over HTTP, in OpenRLHF's remote reward protocol.\n\n{listed}\n\n"
-        f"{PROG} NAME --help lists the flags of a verifier."
+        f"{PROG} NAME --help lists the flags of a verifier. NAME may be a list with weights: math=1,format=0.5."
     )
 
 

@@ -118,7 +118,7 @@ class ChatConfig(EpisodeFlags):
     backend: Literal["vllm", "transformers"] = "vllm"
     """What generates: vLLM, or plain transformers, which starts faster and supports every architecture."""
     system: str | None = None
-    """System prompt; None leaves it to the checkpoint's chat template."""
+    """System prompt; None takes that of the run which trained the model, or else the chat template's."""
     load: Path | None = None
     """Conversation to continue, written by /save. Its settings apply unless a flag sets them."""
     temperature: float = 0.7

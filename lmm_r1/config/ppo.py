@@ -15,7 +15,6 @@ from lmm_r1.config.shared import (
     JsonText,
     LoggerConfig,
     OptimizerConfig,
-    OverlongFlags,
     SpeculationFlags,
     ThoughtConfig,
     TrainConfig,
@@ -467,7 +466,7 @@ class PPOEvalConfig(EvalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPODataConfig(DataConfig, OverlongFlags):
+class PPODataConfig(DataConfig):
     prompt_dataset: str | None = None
     """Row file or dataset with the prompts; separate several by commas."""
     prompt_probs: str | None = None

@@ -20,7 +20,7 @@ from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
 from lmm_r1.config.ppo import CLIP_RANGES, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.rewards import format_prompt
-from lmm_r1.config.shared import LORA_LR_FACTOR, RUNS, OptimizerConfig, TrackerName
+from lmm_r1.config.shared import LORA_LR_FACTOR, RUNS, OptimizerConfig, TrackerName, text_given
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
 from lmm_r1.data.reading import NO_PROMPT
@@ -74,7 +74,7 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     resolved = dotted.replace(config, settings)
     check_needs(config, resolved)
     _tell_adapters(config)
-    prompt = resolved.data.system_prompt or format_prompt(resolved) or NO_PROMPT
+    prompt = _system_prompt(resolved) or format_prompt(resolved) or NO_PROMPT
     counts = settled_counts(resolved, ask=ask)
     resolved = dotted.replace(resolved, _accumulation(resolved) | counts | {"data.system_prompt": prompt})
     if resolved.vllm.enable_sleep and not resolved.train.colocate_all:
@@ -124,7 +124,12 @@ def _resolved(config: Supervised) -> Supervised:
     resolved = dotted.replace(config, settings | _trackers(config) | _output(config))
     check_needs(config, resolved)
     _tell_adapters(config)
-    return dotted.replace(resolved, _accumulation(resolved))
+    return dotted.replace(resolved, _accumulation(resolved) | {"data.system_prompt": _system_prompt(resolved)})
+
+
+def _system_prompt(config: PPOConfig | SupervisedConfig) -> str | None:
+    """Return the text of the prompt, so that the run's record has it, too."""
+    return text_given(config.data.system_prompt, flag="--data.system_prompt")
 
 
 def by_what_is_trained(config: PPOConfig | SupervisedConfig) -> dict[str, object]:

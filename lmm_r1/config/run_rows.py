@@ -29,8 +29,8 @@ def read_conversations(config: PPOConfig | SFTConfig, path: str, *, held_out: bo
         reading = replace(reading, names=replace(reading.names, response=config.data.output_key))
         template = plain_template(config)
         needs_answer = held_out and config.eval.reward is not None
-    given |= {"reading": replace(reading, plain_template=template), "bad_rows": config.data.bad_rows}
-    return read_row_file(path, answer_required=needs_answer, skip_by=SKIP_BAD_ROWS, **given)
+    given = {"bad_rows": config.data.bad_rows, "answer_required": needs_answer} | given
+    return read_row_file(path, reading=replace(reading, plain_template=template), skip_by=SKIP_BAD_ROWS, **given)
 
 
 def plain_template(config: SFTConfig) -> str | None:
@@ -51,4 +51,4 @@ def read_judged(config: DPOConfig | RMConfig, path: str, **given: Any) -> PairFi
     # As in OpenRLHF, text in a named column is used as it is unless a chat template is requested.
     is_plain = data.prompt_key is not None and not data.apply_chat_template
     reading = replace(reading, names=names, plain_template=data.input_template or "{}" if is_plain else None)
-    return read_pairs(path, reading=reading, bad_rows=data.bad_rows, skip_by=SKIP_BAD_ROWS, **given)
+    return read_pairs(path, reading=reading, skip_by=SKIP_BAD_ROWS, **({"bad_rows": data.bad_rows} | given))

@@ -50,8 +50,9 @@ class RowReadingConfig:
     """Scale larger images and video frames down to this many pixels; a value in the row has precedence."""
     system_prompt: Literal["none", "think", "think_box"] | str | None = None
     """System turn of every row, as text or the name of a text file; replaces the row's own. think and think_box are
-    shipped texts for prompts without a system turn; none adds nothing. By default, RL, evaluation and batch inference
-    take the shipped text for the format that the verifier pays."""
+    shipped texts for prompts without a system turn; none adds nothing. By default, evaluation
+    and batch inference take that of the run which trained the model; without one, they and RL take the shipped text for
+    the format that the verifier pays."""
     prompt_template: str | None = None
     """Jinja template of the last user turn, as text or the name of a text file. It gets the turn's text as `content`,
     with `<image>` for each image, and the row's columns by name."""
@@ -109,13 +110,13 @@ def named_reading(
         image_dir=None if config.image_dir is None else Path(os.path.abspath(config.image_dir)),
         min_pixels=config.min_pixels,
         max_pixels=config.max_pixels,
-        system_prompt=_text(system_prompt, flag=f"{prefix}system_prompt"),
+        system_prompt=text_given(system_prompt, flag=f"{prefix}system_prompt"),
         default_prompt=default_prompt,
         prompt_template=(
             None
             if template is None
             else PromptTemplate(
-                _text(template, flag=f"{prefix}prompt_template") or "", flag=f"{prefix}prompt_template"
+                text_given(template, flag=f"{prefix}prompt_template") or "", flag=f"{prefix}prompt_template"
             )
         ),
     )
@@ -137,8 +138,8 @@ def _check_bounds(config: RowReadingConfig, *, prefix: str) -> None:
         raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
 
 
-def _text(value: str | None, *, flag: str) -> str | None:
-    """Return a flag's text, or that of the file it names."""
+def text_given(value: str | None, *, flag: str) -> str | None:
+    """Return a flag's text, or that of the file it names; raises UserError for an empty one, or none that can be read."""
     if value is None:
         return None
     looks_like_file = value.endswith(_TEXT_FILES) and not any(character.isspace() for character in value)
@@ -389,7 +390,7 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceConfig:
+class SequenceConfig(OverlongFlags):
     input_template: str | None = None
     """Text around a plain-text prompt, which replaces {}; the prompt then goes to the model without its chat
     template."""

@@ -187,14 +187,14 @@ def read_pairs(
     split: str = "train",
     max_rows: int | None = None,
     reading: RowReading = AS_THEY_ARE,
-    check: Callable[[PreferenceRow], None] | None = None,
+    check: Callable[[PreferenceRow], PreferenceRow] | None = None,
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
 ) -> PairFile:
     """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
-        check: raises UserError for a row that the command cannot use.
+        check: returns the row as the command uses it; raises UserError for one that it cannot use.
         bad_rows: whether invalid records are an error, or are returned as `skipped`.
         skip_by: the flag that leaves out bad rows, for messages; None if the command has none.
 
@@ -206,9 +206,7 @@ def read_pairs(
 
     def make(record: Record) -> PreferenceRow:
         row = read_pair(record, row_format, reading)
-        if check is not None:
-            check(row)
-        return row
+        return row if check is None else check(row)
 
     rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
     return PairFile(path=path, row_format=row_format, rows=rows, skipped=skipped)

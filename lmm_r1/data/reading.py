@@ -162,11 +162,16 @@ def shipped_prompt(name: str | None) -> str | None:
     return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").strip()
 
 
-def told_prompt(name: str | None, rows: Collection[Row], *, flag: str) -> str | None:
-    """Return a sentence with the text of a shipped system prompt and the number of rows that have it; None without any."""
-    text = shipped_prompt(name) or ""
+def told_prompt(prompt: str | None, rows: Collection[Row], *, flag: str) -> str | None:
+    """Return a sentence with a system prompt, given as text or a shipped one's name, and the number of rows that have it.
+
+    None if no row has it.
+    """
+    shipped = shipped_prompt(prompt)
+    text = shipped or (prompt if prompt != NO_PROMPT else "") or ""
     count = sum(row.messages[0] == _system_turn(text) for row in rows) if text else 0
-    told = f"system prompt of {count:,} of {len(rows):,} prompts ({flag} {name}; {NO_PROMPT} adds none): "
+    named = f"{flag} {prompt}" if shipped else flag
+    told = f"system prompt of {count:,} of {len(rows):,} prompts ({named}; {NO_PROMPT} adds none): "
     return told + " ".join(text.split()) if count else None
 
 

@@ -487,7 +487,7 @@ class Lengths:
             return self._finding(index, row, check=check)
         return self._finding(index, row, check=check) or self._finding(index, demonstration(row), check=check)
 
-    def _finding(self, index: int, row: Row, *, check: Callable[..., None], name: str = "") -> Finding | None:
+    def _finding(self, index: int, row: Row, *, check: Callable[..., object], name: str = "") -> Finding | None:
         """Args: check: what a training requires of a conversation in addition to its encoding."""
         kit, processor, whole = self._checkpoint.kit, self._checkpoint.processor, is_conversation(row)
         try:

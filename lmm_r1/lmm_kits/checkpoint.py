@@ -135,7 +135,7 @@ class ImageFitting:
     max_len: int
     """Longest prompt and response together, in tokens."""
     least: int = 1
-    """The fewest tokens that a prompt must leave for the response."""
+    """The fewest tokens that a prompt must leave for the response; 0 in a conversation, which has its response."""
     wanted: int | None
     """Tokens that a scaled prompt leaves, at most half of what its text leaves; None is that half."""
     count: int = 0
@@ -143,21 +143,24 @@ class ImageFitting:
 
     def fitted(self, row: Row, outline: EncodedPrompt | None = None) -> Row:
         """Return a prompt with bounds by which its images fit; unchanged if it fits, or if no bounds help."""
-        images, kit = images_of(row.messages), self.checkpoint.kit
+        images = images_of(row.messages)
         if not images or row.plain or videos_of(row.messages):
             return row
-        processor = self.checkpoint.processor
         try:
-            sizes = [size for part in images if (size := image_size(part, location=row.location)) is not None]
-            outline = outline or outlined_row(row, kit=kit, processor=processor, add_generation_prompt=True)
+            return self._fitted(row, images, outline)
         except UserError:
             return row  # reported when it is encoded
+
+    def _fitted(self, row: Row, images: Sequence[ImagePart], outline: EncodedPrompt | None) -> Row:
+        kit, processor = self.checkpoint.kit, self.checkpoint.processor
+        sizes = [size for part in images if (size := image_size(part, location=row.location)) is not None]
+        outline = outline or outlined_row(row, kit=kit, processor=processor, add_generation_prompt=True)
         limits = kit.pixel_limits(processor)
         before = kit.shown_images(processor, images, sizes) if len(sizes) == len(images) else None
         room = self.max_len - (len(outline.token_ids) - len(images))
         if limits is None or before is None or sum(tokens for _, tokens in before) <= room - self.least:
             return row
-        budget = min(room - self.least, max(room - (self.wanted or room), room // 2))
+        budget = min(room - self.least, max(room - (room if self.wanted is None else self.wanted), room // 2))
         share = budget / sum(tokens for _, tokens in before)
         while share > _LEAST_SHARE:
             bounds = (max(int(share * min(width * height, limits[1])), limits[0]) for (width, height), _ in before)

@@ -20,6 +20,7 @@ from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.data.images import image_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
+from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
@@ -306,11 +307,11 @@ def image_tokens(checkpoint: Checkpoint, *, pixels: int) -> int:
 
 
 def fitting_pixels(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, pixels: int) -> int:
-    """Return the pixels to which a run scales a prompt's images: those that leave half of `--data.max_len` if they do not fit."""
-    pixels = min(pixels, config.data.max_pixels or pixels)
-    room = config.data.max_len - (isinstance(config, PPOConfig) and config.rollout.max_new_tokens or 1)
+    """Return the pixels to which a run scales a prompt's images if they do not fit: in RL, they leave half of `--data.max_len`."""
+    pixels, length = min(pixels, config.data.max_pixels or pixels), config.data.max_len
+    room = length - (isinstance(config, PPOConfig) and config.rollout.max_new_tokens or 1)
     tokens = image_tokens(checkpoint, pixels=pixels) if pixels else 0
-    return pixels if tokens <= room else pixels * min(room, config.data.max_len // 2) // tokens
+    return pixels if tokens <= room else pixels * min(room, length // (1 + isinstance(config, PPOConfig))) // tokens
 
 
 def too_large(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, pixels: int, where: str) -> str | None:
@@ -322,17 +323,19 @@ def too_large(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, p
     fitting, shown = fitting_pixels(checkpoint, config, pixels=pixels), min(pixels, config.data.max_pixels or pixels)
     if fitting == shown:
         return None
+    advice = f"They are scaled to fit (--data.overlong_images scale). Choose their size by --data.max_pixels {fitting}, or raise"
+    if checkpoint.kit.pixel_limits(checkpoint.processor) is None:
+        advice = f"The tokens of a {checkpoint.kit.model_type} do not depend on the size of an image: raise"
     return (
         f"{where}: images of {shown:,} pixels are {image_tokens(checkpoint, pixels=shown):,} tokens, which do not fit into "
-        f"--data.max_len {config.data.max_len}. They are scaled to fit (--data.overlong_images scale). Choose their size by "
-        f"--data.max_pixels {fitting}, or raise --data.max_len."
+        f"--data.max_len {config.data.max_len}. {advice} --data.max_len."
     )
 
 
-def most_pixels(rows: Iterable[Row]) -> tuple[int, str]:
+def most_pixels(rows: Iterable[AnyRow]) -> tuple[int, str]:
     """Return the pixels of the images of the row that has most, as its bounds scale them, and its location; 0 without any."""
 
-    def pixels(row: Row) -> int:
+    def pixels(row: AnyRow) -> int:
         sizes = ((image, image_size(image, location=row.location)) for image in images_of(row.messages))
         shown = ((image.max_pixels, width * height) for image, size in sizes if size for width, height in [size])
         return sum(min(area, bound or area) for bound, area in shown)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from lmm_r1.data.messages import Message
-from lmm_r1.data.reading import NO_PROMPT, SHIPPED_PROMPTS
+from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.data.sample import Said
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
@@ -521,15 +521,19 @@ def _trained_from(stage: Stage) -> str | None:
 
 
 def trained_prompt(models: Sequence[str]) -> str | None:
-    """Return the shipped system prompt of the last RL run among these models, `none` if it had none; None without RL runs."""
-    for file in (Path(model) / SETTINGS_FILE for model in reversed(models)):
+    """Return the system prompt of the last run among these models: a shipped one's name, a text, or `none`.
+
+    A model is a run's folder, or one in its folder of checkpoints. None without RL runs and prompts of other runs.
+    """
+    found = (Path(model).absolute() for model in reversed(models) if Path(model).is_dir())
+    for file in (folder / SETTINGS_FILE for path in found for folder in (path, *path.parents[:2])):
         try:
             settings = yaml.load(file.read_text(encoding="utf-8"), SafeLoader)
-            name = settings["data"].get("system_prompt")
+            prompt = settings["data"].get("system_prompt")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
             continue  # not the model of a run
-        if "rollout" in settings:
-            return name if name in SHIPPED_PROMPTS else NO_PROMPT
+        if "rollout" in settings or prompt:
+            return str(prompt or NO_PROMPT)
     return None
 
 

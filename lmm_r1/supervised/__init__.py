@@ -27,11 +27,12 @@ from lmm_r1.data.reading import BadRows
 from lmm_r1.data.training_rows import KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits.checkpoint import ImageFitting
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
-RowCheck: TypeAlias = Callable[[RowT], None]
-"""Raises UserError for a row that a run cannot use."""
+RowCheck: TypeAlias = Callable[[RowT], RowT]
+"""Returns a row as a run uses it; raises UserError for one that it cannot use."""
 
 # Rows that each worker encodes ahead.
 _AHEAD = 16
@@ -55,15 +56,16 @@ class SampleEncoder(ABC):
         """Return the row's sample, None if it is too long; raises UserError for media that cannot be used."""
 
     @abstractmethod
-    def check(self, row: Any) -> None:
-        """Raise UserError if a call with the row would, as far as that is known without reading pixels.
+    def check(self, row: Any, fitting: ImageFitting | None) -> Any:
+        """Return the row, with images that fit; raises UserError if a call with it would, as far as sizes and texts tell.
 
         All rows are checked before a run, in a small part of the time that encoding takes.
         """
 
 
-def passes(row: Any) -> None:
+def passes(row: RowT) -> RowT:
     """Accept every row."""
+    return row
 
 
 def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
@@ -88,16 +90,15 @@ def judged_rows(
     config: DPOConfig | RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
 ) -> KeptRows[PreferenceRow]:
     """Return the pairs of a file, and print its summary; see `read_pairs`."""
-    file = read_judged(config, path, split=split, check=check)
-    return kept(file, file.rows.values())
+    return kept(read_judged(config, path, split=split, check=check))
 
 
-def kept(file: RowFile | PairFile, rows: Iterable[RowT]) -> KeptRows[RowT]:
-    """Return rows that correspond to those of a file, and print its summary."""
+def kept(file: RowFile | PairFile) -> KeptRows[Any]:
+    """Return the rows of a file, and print its summary."""
     # Every rank reads the file, and one prints.
     quiet = os.environ.get("RANK", "0") != "0"
     Console(highlight=False, markup=False, quiet=quiet).print(with_left_out(file.summary, file.skipped))
-    return KeptRows.of(file.path, dict(zip(file.rows, rows, strict=True)), file.skipped)
+    return KeptRows.of(file.path, file.rows, file.skipped)
 
 
 def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:

@@ -12,12 +12,12 @@ from typing_extensions import Self
 
 from lmm_r1.config import DPOConfig
 from lmm_r1.config.preferences import DPOModelConfig
-from lmm_r1.data.messages import Row
+from lmm_r1.data.messages import Row, images_of
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
-from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
+from lmm_r1.lmm_kits.checkpoint import ImageFitting, encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.held_out import LOSS, HeldOut
@@ -161,9 +161,14 @@ class PairBatch:
 class PairEncoder(SampleEncoder):
     """Encodes pairs."""
 
-    def check(self, row: PreferenceRow) -> None:
-        for side in row.sides:
-            check_response(side, first=len(row.messages), kit=self.kit, processor=self.processor)
+    def check(self, row: PreferenceRow, fitting: ImageFitting | None) -> PreferenceRow:
+        """Return the row, with images that fit unless its responses have some, too."""
+        first = len(row.messages)
+        outlines = [check_response(side, first=first, kit=self.kit, processor=self.processor) for side in row.sides]
+        side, outline = max(zip(row.sides, outlines, strict=True), key=lambda pair: len(pair[1].token_ids))
+        if fitting is None or images_of((*row.chosen, *row.rejected)):
+            return row
+        return replace(row, messages=fitting.fitted(side, outline).messages[:first])
 
     def __call__(self, row: PreferenceRow) -> PairSample | None:
         return encode_pair(row, kit=self.kit, processor=self.processor, max_len=self.max_len)
@@ -193,8 +198,8 @@ def encode_pair(row: PreferenceRow, *, kit: LmmKit, processor: Any, max_len: int
     )
 
 
-def check_response(row: Row, *, first: int, kit: LmmKit, processor: Any) -> None:
-    """Raise UserError if one side of a pair cannot be encoded, as far as that is known without reading pixels.
+def check_response(row: Row, *, first: int, kit: LmmKit, processor: Any) -> EncodedPrompt:
+    """Return the outline of one side of a pair; raises UserError if it cannot be encoded, as far as its outline tells.
 
     Args:
         row: a conversation whose response begins with message number `first`.
@@ -202,6 +207,7 @@ def check_response(row: Row, *, first: int, kit: LmmKit, processor: Any) -> None
     outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
     if not row.plain:
         check_turns(row, _response_turns(row, first=first), outline=outline, kit=kit, processor=processor)
+    return outline
 
 
 def collate_pairs(samples: Sequence[PairSample], *, pad_token_id: int) -> PairBatch:

@@ -167,10 +167,10 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
     def load(
         cls, config: RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
     ) -> KeptRows[PreferenceRow]:
-        def check_row(row: PreferenceRow) -> None:
+        def check_row(row: PreferenceRow) -> PreferenceRow:
             if config.model.loss_type == "regression":
                 _check_scores(row)
-            check(row)
+            return check(row)
 
         return judged_rows(config, path, split=split, check=check_row)
 

@@ -248,8 +248,10 @@ def encode_sample(
     return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
 
 
-def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, every_token: bool = False) -> None:
-    """Raise UserError if `encode_sample` would, as far as that is known without reading pixels; see `outlined_row`."""
+def check_sample(
+    row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, every_token: bool = False
+) -> EncodedPrompt:
+    """Return the row's outline; raises UserError if `encode_sample` would, as far as `outlined_row` can tell."""
     outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
     if every_token and any(message.loss is False for message in row.messages):
         raise UserError(
@@ -257,7 +259,7 @@ def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, eve
             "leave the flag or the row out"
         )
     if row.plain or every_token:
-        return
+        return outline
     turns = loss_turns(row, every_turn=every_turn)
     try:
         check_turns(row, turns, outline=outline, kit=kit, processor=processor)
@@ -265,6 +267,7 @@ def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, eve
         if len(turns) == 1:
             raise
         raise UserError(f"{error}, and SFT learns the last turn only by --data.no_multiturn") from error
+    return outline
 
 
 def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -> SFTSample:

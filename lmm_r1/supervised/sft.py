@@ -20,6 +20,7 @@ from lmm_r1.generation.codec import LimitedCodec
 from lmm_r1.generation.engine import EngineDtype, EngineSettings, SamplingSettings
 from lmm_r1.generation.transformers_engine import TransformersEngine
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
+from lmm_r1.lmm_kits.checkpoint import ImageFitting
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.scoring.sources import make_judge
 from lmm_r1.supervised import RowCheck, SampleEncoder, kept
@@ -46,10 +47,11 @@ class RowEncoder(SampleEncoder):
             every_token=config.model.pretrain_mode_enable,
         )
 
-    def check(self, row: Row) -> None:
-        check_sample(
+    def check(self, row: Row, fitting: ImageFitting | None) -> Row:
+        outline = check_sample(
             row, kit=self.kit, processor=self.processor, every_turn=self.every_turn, every_token=self.every_token
         )
+        return row if fitting is None else fitting.fitted(row, outline)
 
     def __call__(self, row: Row) -> SFTSample | None:
         return encode_sample(
@@ -178,14 +180,14 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
 
     @classmethod
     def load(cls, config: SFTConfigT, path: str, *, split: str, check: RowCheck[Row], held_out: bool) -> KeptRows[Row]:
-        def check_row(row: Row) -> None:
+        def check_row(row: Row) -> Row:
             learned = demonstration(row)
             if not config.model.pretrain_mode_enable:
                 loss_turns(learned, every_turn=config.data.multiturn)
-            check(learned)
+            return check(learned)
 
         file = read_conversations(config, path, split=split, held_out=held_out, check=check_row)
-        return kept(file, map(demonstration, file.rows.values()))
+        return kept(file)
 
     @classmethod
     def of(cls, session: SupervisedSession[SFTConfigT], **learned: Any) -> Self:

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from rich.console import Console
 
-from lmm_r1.config import SupervisedConfig, sized_supervised
+from lmm_r1.config import KDConfig, SupervisedConfig, sized_supervised
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import AnyRow, KeptRows
 from lmm_r1.errors import UserError
@@ -21,7 +21,13 @@ from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.start import Fingerprint, check_start, open_run
 from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_images_taken, check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import (
+    ImageFitting,
+    check_embeddings,
+    check_images_taken,
+    check_pixel_bounds,
+    check_weights,
+)
 from lmm_r1.models.image_features import share_features
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
@@ -43,9 +49,12 @@ def train(
     checkpoint = _opened(config)
     check_pixel_bounds(config.data, checkpoint, model=_model(checkpoint), prefix="--data.")
     encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
-    check = partial(_check_row, run_class, checkpoint, encode)
+    fitting = _image_fitting(config, checkpoint)
+    check = partial(_checked_row, run_class, checkpoint, encode, fitting)
     rows, held_out = run_class.training_rows(config, check=check), run_class.evaluation_rows(config, check=check)
     default_to_one_process()
+    if told := fitting.told(prefix="--data.") if fitting else None:
+        Console(highlight=False, markup=False, soft_wrap=True, quiet=os.environ["RANK"] != "0").print(told)
     config = _sized(config, rows=len(rows))
     shown = run_class.conversations(rows)
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
@@ -84,11 +93,22 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
     return checkpoint
 
 
-def _check_row(
-    run_class: type[SupervisedRun[Any, Any, Any, Any]], checkpoint: Checkpoint, encode: SampleEncoder, row: Any
-) -> None:
+def _image_fitting(config: SupervisedConfig, checkpoint: Checkpoint) -> ImageFitting | None:
+    """Return what scales images of rows that are too long by them, with room for a student's own response."""
+    wanted = config.rollout.max_new_tokens if isinstance(config, KDConfig) and config.rollout.on_policy_share else 0
+    fitting = ImageFitting(checkpoint=checkpoint, max_len=config.data.max_len, least=0, wanted=wanted)
+    return fitting if config.data.overlong_images == "scale" else None
+
+
+def _checked_row(
+    run_class: type[SupervisedRun[Any, Any, Any, Any]],
+    checkpoint: Checkpoint,
+    encode: SampleEncoder,
+    fitting: ImageFitting | None,
+    row: AnyRow,
+) -> AnyRow:
     check_images_taken(run_class.conversations([row]), kit=checkpoint.kit, model=_model(checkpoint))
-    encode.check(row)
+    return encode.check(row, fitting)
 
 
 def _model(checkpoint: Checkpoint) -> str:

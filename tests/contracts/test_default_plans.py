@@ -138,20 +138,26 @@ def test_a_photo_is_planned_as_it_is_scaled(flags, pixels):
 
 
 @pytest.mark.usefixtures("own_environment")
-def test_a_plan_reads_how_large_the_images_of_the_rows_are(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("command", ["train_ppo_ray", "train_sft", "train_dpo"])
+def test_a_plan_reads_how_large_the_images_of_the_rows_are(command, tiny_checkpoint, tmp_path, capsys, monkeypatch):
+    # Of 64 tokens, an image leaves half to a response in RL, or has all but one.
+    rl, supervised = ("actor", "prompt_dataset", 32), ("model", "dataset", 63)
+    model, dataset, room = rl if command == "train_ppo_ray" else supervised
     monkeypatch.setattr(cpu, "prepare_process", lambda: None)
     rows = tmp_path / "rows.jsonl"
     with rows.open("w") as file:
         for side in (280, 1400):
             Image.new("RGB", (2 * side, side)).save(tmp_path / f"{side}.png")
             content = [{"type": "image", "image": f"{side}.png"}]
-            print(json.dumps({"message": [{"role": "user", "content": content}]}), file=file)
-    run = ["--actor.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), "--data.prompt_dataset", str(rows)]
+            sides = {"chosen": "1", "rejected": "2"} if command == "train_dpo" else {}
+            print(json.dumps({"messages": [{"role": "user", "content": content}], **sides}), file=file)
+    run = [f"--{model}.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), f"--data.{dataset}", str(rows)]
     run += ["--ds.param_dtype", "fp32", "--data.max_len", "64"]
-    main(["plan", *run, "--num_gpus", "1", "--gpu_memory_gib", "24"])
-    *_, said, command = capsys.readouterr().out.splitlines()
-    assert "rows.jsonl line 2: images of 3,920,000 pixels are " in said
-    assert shlex.split(command) == ["lmm-r1", "train_ppo_ray", *run]
+    main(["plan", command, *run, "--num_gpus", "1", "--gpu_memory_gib", "24"])
+    *_, said, printed = capsys.readouterr().out.splitlines()
+    assert "rows.jsonl line 2: images of 3,920,000 pixels are 1,182 tokens" in said
+    assert f"Choose their size by --data.max_pixels {3_920_000 * room // 1182}, or raise" in said
+    assert shlex.split(printed) == ["lmm-r1", command, *run]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import flags, write_rows
+from helpers.commands_here import run_here
 from helpers.conversations import picture
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.run_folders import check_listed
@@ -125,3 +126,19 @@ def test_a_run_made_asynchronously_learns_from_every_prompt_once_though_it_is_ki
 
     report.main([str(run), "--output", str(tmp_path / "report.html")])
     assert "Generation and update" in (tmp_path / "report.html").read_text()
+
+
+def test_while_it_generates_the_model_under_the_adapters_is_the_reference(tiny_checkpoint, tmp_path):
+    questions = [{"messages": [{"role": "user", "content": f"{number} + 1?"}], "answer": "1"} for number in range(8)]
+    (tmp_path / "reward.py").write_text(REWARD)
+    given = f"""--actor.model_name_or_path {tiny_checkpoint("llm")} --actor.adam.lr 1e-2 --algo.kl.init_coef 0.01
+    --data.prompt_dataset {write_rows(tmp_path, *questions)} --reward reward.py --rollout.batch_size 2
+    --rollout.n_samples_per_prompt 2 --rollout.max_new_tokens 8 --train.batch_size 4 --train.async_enable
+    --train.async_queue_size 1 --ds.lora.rank 4 --ds.param_dtype fp32 --ckpt.output_dir run"""
+    ended = run_here("train_ppo_ray", given.split(), folder=tmp_path)
+    assert ended.code == 0, ended.output
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert [line["async/staleness_max"] for line in metrics] == [0, 1, 1, 1]
+    # Adapters begin as nothing, and no update changes the reference. The estimate may be negative.
+    assert metrics[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert all(abs(line["kl"]) > 1e-2 for line in metrics[1:])

@@ -5,7 +5,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -35,22 +34,27 @@ def sent_twice(child: pexpect.spawn) -> None:
         os.kill(child.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("stop", "name", "code"), [(typed, "Ctrl-C", 130), (sent_twice, "SIGTERM", 143)])
-def test_a_run_ends_after_its_step_with_one_sentence_and_goes_on(
-    stop: Callable[[pexpect.spawn], None], name: str, code: int, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
-):
+def started(folder: Path, model: Path, *, ranks: int) -> pexpect.spawn:
     values = {
-        "model.model_name_or_path": tiny_checkpoint("llm"),
-        "data.dataset": write_rows(tmp_path, *[ANSWERED] * 2),
+        "model.model_name_or_path": model,
+        "data.dataset": write_rows(folder, *[ANSWERED] * 2),
         "train.batch_size": 2,
         "train.max_epochs": 100_000,
         "ds.param_dtype": "fp32",
         "ckpt.output_dir": "run",
     }
     argv = ["-m", "lmm_r1.cli.train_sft", *flags(values)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    start = {"cwd": str(tmp_path), "env": environment, "encoding": "utf-8", "timeout": 240, "dimensions": (50, 500)}
-    child = pexpect.spawn(sys.executable, argv, preexec_fn=as_a_terminal_starts_it, **start)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PET_NPROC_PER_NODE": str(ranks)}
+    start = {"cwd": str(folder), "env": environment, "encoding": "utf-8", "timeout": 240, "dimensions": (50, 500)}
+    return pexpect.spawn(sys.executable, argv, preexec_fn=as_a_terminal_starts_it, **start)
+
+
+@pytest.mark.parametrize(
+    ("stop", "name", "code", "ranks"),
+    [(typed, "Ctrl-C", 130, 1), (typed, "Ctrl-C", 130, 2), (sent_twice, "SIGTERM", 143, 1)],
+)
+def test_a_run_ends_after_its_step_with_one_sentence_and_goes_on(stop, name, code, ranks, tiny_checkpoint, tmp_path):
+    child = started(tmp_path, tiny_checkpoint("llm"), ranks=ranks)
     child.expect(r"sft step 3/")
     stop(child)
     child.expect(pexpect.EOF)
@@ -66,8 +70,18 @@ def test_a_run_ends_after_its_step_with_one_sentence_and_goes_on(
         f"lmm-r1 train_sft: {name}: sft stopped at step {step}/100000; step {step} is saved in run/checkpoints"
     )
     assert not [line for line in said if "Traceback" in line]
-    again = pexpect.spawn(sys.executable, argv, preexec_fn=as_a_terminal_starts_it, **start)
+    again = started(tmp_path, tiny_checkpoint("llm"), ranks=ranks)
     again.expect(rf"resumed at step {step}/100000")
     again.expect(rf"sft step {step + 1}/")
     typed(again)
     again.expect(pexpect.EOF)
+
+
+def test_two_processes_that_are_stopped_while_they_start_say_one_sentence(tiny_checkpoint, tmp_path):
+    child = started(tmp_path, tiny_checkpoint("llm"), ranks=2)
+    child.expect("sets another number")
+    time.sleep(1)
+    typed(child)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert (child.exitstatus, child.before.split("\n", 1)[1].strip()) == (130, "^Clmm-r1 train_sft: stopped by Ctrl-C")

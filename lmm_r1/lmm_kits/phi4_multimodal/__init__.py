@@ -153,15 +153,13 @@ class Phi4MultimodalKit(LmmKit):
     def check_size(
         self, processor: Phi4MultimodalProcessor, part: ImagePart | VideoPart, *, width: int, height: int
     ) -> None:
-        width, height = bounded_image_size(part, width=width, height=height, limits=self.pixel_limits(processor))
-        settings = processor.image_processor
-        side, patch = settings.size["height"], settings.patch_size
-        # A tensor without memory, because only its size matters.
-        image = torch.empty(3, height, width, device="meta")
-        try:
-            settings.dynamic_preprocess(image, side, patch, side // patch, max_num=settings.dynamic_hd)
-        except ValueError as error:
-            raise images_refused([(width, height)], error) from error
+        size = bounded_image_size(part, width=width, height=height, limits=self.pixel_limits(processor))
+        self.image_tokens(processor, [size])
+
+    def image_tokens(self, processor: Phi4MultimodalProcessor, sizes: Sequence[tuple[int, int]]) -> list[int]:
+        return [
+            towers.tokens_of_size(processor.image_processor, width=width, height=height) for width, height in sizes
+        ]
 
     def apply_template(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool

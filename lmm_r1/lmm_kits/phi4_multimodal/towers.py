@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
+from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM, Phi4MultimodalImageProcessor
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalAudioAttention,
     Phi4MultimodalVisionAttention,
 )
 
+from lmm_r1.lmm_kits.encoding import images_refused
 from lmm_r1.lmm_kits.kit import Media
 
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
@@ -97,9 +98,30 @@ def token_mask(crop_masks: torch.Tensor, *, grid: tuple[int, int]) -> torch.Tens
 def num_placeholders(crop_masks: torch.Tensor, *, grid: tuple[int, int]) -> int:
     """Return how many tokens an image takes: the grid and the whole picture with their row ends, and one between."""
     mask = token_mask(crop_masks, grid=grid)
-    height, width = int(mask[:, 0].sum()), int(mask[0].sum())
-    side = (crop_masks.shape[-1] + 1) // 2
-    return height * (width + 1) + 1 + side * (side + 1)
+    return _with_row_ends(int(mask[:, 0].sum()), int(mask[0].sum()), side=crop_masks.shape[-1])
+
+
+def _with_row_ends(rows: int, columns: int, *, side: int) -> int:
+    half = (side + 1) // 2
+    return rows * (columns + 1) + 1 + half * (half + 1)
+
+
+def tokens_of_size(settings: Phi4MultimodalImageProcessor, *, width: int, height: int) -> int:
+    """Return how many tokens an image of this size takes; raises UserError for one that is refused."""
+    crop, patch = settings.size["height"], settings.patch_size
+    side = crop // patch
+    # A tensor without memory, because only its size matters.
+    image = torch.empty(3, height, width, device="meta")
+    try:
+        padded, _ = settings.dynamic_preprocess(image, crop, patch, side, max_num=settings.dynamic_hd)
+    except ValueError as error:
+        raise images_refused([(width, height)], error) from error
+    scale = min(whole / own for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True))
+    counts = []
+    for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True):
+        patches = whole // patch - (whole - int(own * scale)) // patch
+        counts.append(sum(place % side % 2 == 0 for place in range(patches)))
+    return _with_row_ends(*counts, side=side)
 
 
 def position_ids(patch_mask: torch.Tensor, *, side: int, dtype: torch.dtype) -> torch.Tensor:

@@ -16,12 +16,15 @@ from lmm_r1.chat.loop import (
     LineCompleter,
     continues,
     converse,
+    first_prompt,
     piped_lines,
     private_file,
     prompt,
     prompted_lines,
 )
+from lmm_r1.config.generation import ChatConfig
 from lmm_r1.data.messages import ImagePart, TextPart
+from lmm_r1.data.reading import shipped_prompt
 
 
 @pytest.fixture
@@ -222,6 +225,18 @@ def test_the_system_prompt_is_shown_changed_and_taken_away():
         'system prompt: Be brief.\n(/system "" removes it)',
         "no system prompt, except for what the checkpoint's chat template may add",
     ]
+
+
+def test_a_chat_begins_with_the_prompt_of_the_run_unless_a_flag_has_another(tmp_path):
+    (tmp_path / "run_config.yaml").write_text("rollout: {}\ndata: {system_prompt: think}\n")
+    screen, think = chat().screen, shipped_prompt("think")
+    for given in ({"model": str(tmp_path)}, {"model": "base", "adapter": tmp_path}):
+        assert first_prompt(ChatConfig(**given), screen) == think
+        assert screen.said.pop() == f"system prompt of the run: {' '.join(think.split())} (/system replaces it)"
+        assert first_prompt(ChatConfig(**given, system="Be brief."), screen) == "Be brief."
+    (tmp_path / "run_config.yaml").write_text("rollout: {}\ndata: {system_prompt: none}\n")
+    assert first_prompt(ChatConfig(model=str(tmp_path)), screen) is first_prompt(ChatConfig(model="a"), screen) is None
+    assert screen.said == []
 
 
 def test_a_saved_conversation_is_taken_up_where_the_model_can(folder):

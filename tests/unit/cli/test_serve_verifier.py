@@ -60,11 +60,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
             5000,
         ),
         (["composition"], Composition(parts=(part_from("math=1.0"), part_from("format=0.5"))), 5000),
-        (
-            ["composition", "--part", "math=1.0", "--part", "format=0.5"],
-            Composition(parts=(part_from("math"), part_from("format=0.5"))),
-            5000,
-        ),
+        (["math,format=0.5", "--port=1"], Composition(parts=(part_from("math"), part_from("format=0.5"))), 1),
         (
             ["composition", "--select", "choice", "--part", "format=0.5"],
             Composition(select=(part_from("choice"),), parts=(part_from("format=0.5"),)),

@@ -15,6 +15,7 @@ from lmm_r1.config.shared import row_reading
 from lmm_r1.data.reading import shipped_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args
+from lmm_r1.records.run_folder import trained_prompt
 
 ONE_GPU = table("config/config", "one_gpu")
 
@@ -166,6 +167,24 @@ def test_a_prompt_is_chosen_only_if_none_is_given():
     assert resolve(ppo(reward__remote_url="math", train__agent="crop")).data.system_prompt == "none"
     weighted = ppo(reward__remote_url="math:format_weight=0", reward__part_weights='{"format": 0.5}')
     assert resolve(weighted).data.system_prompt == "think"
+
+
+def test_the_prompt_of_a_run_is_recorded_as_its_text_and_found_from_its_models(tmp_path):
+    (tmp_path / "own.txt").write_text("Think\nfirst.\n")
+    own = {"data__system_prompt": str(tmp_path / "own.txt")}
+    given = {"rl": ppo(**own), "sft": sft(**own), "plain": sft(), "none": ppo(), "box": ppo(reward__remote_url="box")}
+    for name, config in given.items():
+        (tmp_path / name / "checkpoints/step1_hf").mkdir(parents=True)
+        (tmp_path / name / "run_config.yaml").write_text(to_yaml(resolve(config)))
+    (tmp_path / "own.txt").unlink()
+
+    def prompt(*names: str) -> str | None:
+        return trained_prompt([str(tmp_path / name) for name in names])
+
+    assert [prompt(name) for name in given] == ["Think\nfirst.", "Think\nfirst.", None, "none", "think_box"]
+    assert prompt("rl", "plain", "elsewhere") == prompt("rl/checkpoints/step1_hf") == "Think\nfirst."
+    assert prompt("rl", "none") == "none"
+    assert trained_prompt(["Qwen/Qwen2.5-VL-3B-Instruct"]) is None
 
 
 def test_resolving_twice_changes_nothing():

@@ -55,6 +55,13 @@ def test_what_a_shipped_prompt_shows_has_the_format_that_is_paid(name):
     assert told_prompt(name, rows[1:], flag="--f") is told_prompt("none", rows, flag="--f") is None
 
 
+def test_a_prompt_in_own_words_is_told_in_one_line():
+    rows = [read(RowReading(system_prompt="Look.\nThink.")), read(RowReading(system_prompt="none"))]
+    sentence = "system prompt of 1 of 2 prompts (--f; none adds none): Look. Think."
+    assert told_prompt("Look.\nThink.", rows, flag="--f") == sentence
+    assert told_prompt("none", rows, flag="--f") is told_prompt(None, rows, flag="--f") is None
+
+
 def test_bounds_hold_where_an_image_or_a_video_has_none_of_its_own():
     assert read(RowReading(min_pixels=100, max_pixels=2000)).messages[-1].parts[0] == ImagePart(
         "/rows/a.png", min_pixels=100, max_pixels=900

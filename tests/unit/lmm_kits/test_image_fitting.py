@@ -1,12 +1,20 @@
 """Prompts that are too long only because of their images, which are scaled down until they fit."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 from helpers.conversations import message, row
+from helpers.sessions import configured
 from PIL import Image
 
+from lmm_r1.config import DPOConfig, SFTConfig
 from lmm_r1.data.messages import ImagePart, images_of
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, encode_row, outlined_row
+from lmm_r1.supervised.dpo import PairEncoder
+from lmm_r1.supervised.sft import RowEncoder
 
 # Of the released checkpoints, where a token is a square of 28 x 28 pixels.
 RELEASED = {"shortest_edge": 56 * 56, "longest_edge": 12845056}
@@ -32,6 +40,8 @@ def asking(*sizes, **bounds):
         ([PHOTO], 24, {"least": 1024, "wanted": 1024}, [((1008, 756), 972)]),
         # 3000, all but the 1024 that are wanted: 63 x 47.
         ([PHOTO], 72, {"max_len": 4096, "wanted": 1024}, [((1764, 1316), 2961)]),
+        # All 2000, because the response is in the row: 51 x 38.
+        ([PHOTO], 48, {"least": 0, "wanted": 0}, [((1428, 1064), 1938)]),
         # Of 500 x 5 tokens, 316 x 3.
         ([(14000, 140)], 48, {}, [((8848, 84), 948)]),
         # A side has at least 28 pixels.
@@ -64,19 +74,52 @@ def test_a_prompt_that_no_scaling_helps_stays_as_it_is(released):
     assert fitting.told(prefix="--") is None
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "glm4v"])
+@pytest.mark.parametrize(
+    ("name", "size", "budget"),
+    [
+        ("qwen2_5_vl", (420, 300), 41),
+        ("glm4v", (420, 300), 41),
+        # Of 156, where the smallest image has 104.
+        ("llava_onevision", (420, 300), 110),
+        # Of 4 x 3 crops of 256 tokens, as many as 2 x 1 have.
+        ("phi4_multimodal", (1400, 1000), 1000),
+    ],
+)
 @pytest.mark.parametrize("bound", [None, 60_000])
-def test_tokens_are_counted_as_the_processor_makes_them_and_boxes_scaled_as_the_image(name, bound, tiny_checkpoint):
+def test_tokens_are_counted_as_the_processor_makes_them_and_boxes_scaled_as_the_image(
+    name, size, budget, bound, tiny_checkpoint
+):
     model = Checkpoint(str(tiny_checkpoint(name)))
-    asked = asking((420, 300), max_pixels=bound)
+    asked = asking(size, max_pixels=bound)
     own = {"kit": model.kit, "processor": model.processor, "add_generation_prompt": True}
     found, outline = encode_row(asked, **own), outlined_row(asked, **own)
-    [(within, tokens)] = model.kit.shown_images(model.processor, images_of(asked.messages), [(420, 300)])
+    [(within, tokens)] = model.kit.shown_images(model.processor, images_of(asked.messages), [size])
     assert (within, tokens) == (found.images[0].size, len(found.token_ids) - len(outline.token_ids) + 1)
-    room = 2 * (tokens // 4)
-    fitted = ImageFitting(checkpoint=model, max_len=len(outline.token_ids) - 1 + room, wanted=None).fitted(asked)
+    text = len(outline.token_ids) - 1
+    fitted = ImageFitting(checkpoint=model, max_len=text + 2 * budget, wanted=None).fitted(asked)
     scaled = encode_row(fitted, **own)
-    assert len(scaled.token_ids) <= len(outline.token_ids) - 1 + room // 2
+    assert len(scaled.token_ids) <= text + budget or (fitted is asked and tokens <= 2 * budget)
+    assert (fitted is asked) == (tokens < 2 * budget)
     if name == "qwen2_5_vl":
         width, height = scaled.images[0].size
         assert scaled.image_scales == ((420 / width, 300 / height),)
+
+
+def test_in_training_rows_images_and_the_longest_response_fit_together(released):
+    asked, short, long = message("user", Image.new("RGB", PHOTO)), message("assistant", "y"), "x" * 400
+    sides = {"chosen": (short,), "rejected": (message("assistant", long),), "margin": None}
+    own = {"kit": released.kit, "processor": released.processor}
+    fitting = partial(ImageFitting, checkpoint=released, max_len=2048, least=0, wanted=0)
+    learn = RowEncoder.of(configured(SFTConfig), **own)
+    compare = PairEncoder.of(configured(DPOConfig), **own)
+    pair = PreferenceRow(messages=(asked,), location="rows.jsonl line 1", **sides)
+    for encode, given in ((learn, row(asked, *sides["rejected"])), (compare, pair)):
+        assert encode.check(given, None) is given
+        told = fitting()
+        sample = encode(encode.check(given, told))
+        longest = sample.rejected if encode is compare else sample
+        # Without another row or column of tokens.
+        assert 2048 - 100 < len(longest.token_ids) <= 2048
+        assert told.count == 1
+    pictured = replace(pair, chosen=(message("assistant", *asked.parts),))
+    assert compare.check(pictured, told) is pictured
