@@ -41,7 +41,7 @@ from lmm_r1.generation.engine import (
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_embeddings, check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
-from lmm_r1.records.run_folder import trained_prompt
+from lmm_r1.records.run_folder import trained_reading
 from lmm_r1.scoring.response_scores import (
     RemoteScorer,
     ResponseScorer,
@@ -91,7 +91,7 @@ def run_batch(config: BatchConfig, *, progress: Progress, given: GivenFunctions 
     """Do the job, or resume it; `given` are reward functions in no file. Raises UserError for invalid input and a full disk."""
     check_batch(config)
     if config.system_prompt is None:
-        prompt = trained_prompt([config.model, str(config.adapter or config.model)])
+        prompt, _ = trained_reading([config.model, str(config.adapter or config.model)])
         if prompt is None and config.reward is not None and config.agent is None:
             prompt = prompt_for([config.reward])
         # As in outputs that were made before there were such prompts.

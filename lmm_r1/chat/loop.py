@@ -40,7 +40,7 @@ from lmm_r1.config.shared import text_given
 from lmm_r1.data.reading import NO_PROMPT, shipped_prompt
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
-from lmm_r1.records.run_folder import trained_prompt
+from lmm_r1.records.run_folder import trained_reading
 
 SIGN = "/"
 WORDS = {"exit": "/exit", "quit": "/exit"}
@@ -75,7 +75,7 @@ def attach_images(session: ChatSession, argument: str) -> None:
     session.check_more(images=1)
     sources = sources_of(argument)
     session.check_more(images=len(sources))
-    images = [read_image(source) for source in sources]
+    images = [read_image(source, max_pixels=session.max_pixels) for source in sources]
     session.attached += images
     for image in images:
         session.screen.say(f"attached {image}")
@@ -408,17 +408,22 @@ def _session(config: ChatConfig, screen: Screen, *, sampling: ChatSampling) -> C
     with _no_echo(), screen.loading(f"loading {title}"):
         model = load_model(config)
     session = ChatSession(model, screen, sampling=sampling, system=system, interruption=_interruption)
+    _, session.max_pixels = trained_reading(_models(config))
     screen.say(f"{title} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
     if model.episodes is not None:
         screen.say(greeting(model.episodes.environment.name))
     return session
 
 
+def _models(config: ChatConfig) -> list[str]:
+    return [config.model, str(config.adapter or config.model)]
+
+
 def first_prompt(config: ChatConfig, screen: Screen) -> str | None:
     """Return the system prompt of a new conversation, and say it if it is that of the run which trained the model."""
     if config.system is not None:
         return config.system
-    prompt = trained_prompt([config.model, str(config.adapter or config.model)])
+    prompt, _ = trained_reading(_models(config))
     if prompt in (None, NO_PROMPT):
         return None
     text = shipped_prompt(prompt) or text_given(prompt, flag="the run's --data.system_prompt") or ""

@@ -128,14 +128,19 @@ def dragged_image(line: str) -> str | None:
     return sources[0] if len(sources) == 1 and suffix in _image_suffixes() and _exists(sources[0]) else None
 
 
-def read_image(source: str) -> Attachment:
-    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear."""
+def read_image(source: str, *, max_pixels: int | None = None) -> Attachment:
+    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear.
+
+    Args:
+        max_pixels: it is scaled down to these for the model.
+    """
     try:
         image = load_image(ImagePart(source), location="the image")
     except UserError as error:
         raise UserError(_image_reason(one_line(describe(source)), error.__cause__)) from error
     kept = image if kind_of(source) == "url" else resolve(source, base_dir=Path.cwd())
-    return Attachment(name=one_line(_name(source)), size=f"{image.width}x{image.height}", part=ImagePart(kept))
+    part = ImagePart(kept, max_pixels=max_pixels)
+    return Attachment(name=one_line(_name(source)), size=f"{image.width}x{image.height}", part=part)
 
 
 def read_video(source: str) -> Attachment:
@@ -201,6 +206,8 @@ class ChatSession:
         self.conversation = Conversation()
         self.conversation.set_system(system)
         self.attached: list[Attachment] = []
+        self.max_pixels: int | None = None
+        """Images are scaled down to so many pixels, as in the run that trained the model; None leaves them as they are."""
         self.unanswered: str | None = None
         """Text of a message that got no answer; its attachments are still in `attached`."""
         self.kept: Path | None = None

@@ -26,7 +26,7 @@ from lmm_r1.data.reading import told_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.run_folder import note_evaluation, trained_prompt
+from lmm_r1.records.run_folder import note_evaluation, trained_reading
 from remote_rm.redaction import hidden_settings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
     if config.system_prompt is None and config.files:
-        prompt = trained_prompt(list(checkpoints_of.values()))
+        prompt, _ = trained_reading(list(checkpoints_of.values()))
         if prompt is None and config.agent is None:
             prompt = prompt_for(config.reward or (DEFAULT_VERIFIER,))
         config = replace(config, system_prompt=prompt)

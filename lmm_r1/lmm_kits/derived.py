@@ -18,7 +18,8 @@ from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import read_json_object, write_json_object
 from lmm_r1.lmm_kits.encoding import check_tokens, images_refused, known_ids, part_lists, text_positions
-from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Media, Processor, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Media, Processor, RawMedia
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec
 
 if TYPE_CHECKING:
     import torch

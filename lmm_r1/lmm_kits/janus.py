@@ -17,8 +17,8 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message
 from lmm_r1.lmm_kits.encoding import part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyTokens, heads_of, text_settings
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, heads_of, text_settings
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 IMAGE, IMAGE_START, IMAGE_END = "<image_placeholder>", "<begin_of_image>", "<end_of_image>"

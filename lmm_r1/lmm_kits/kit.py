@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lmm_r1.data.images import Video
     from lmm_r1.data.messages import ImagePart, Message, VideoPart
     from lmm_r1.lmm_kits.features import FeaturePoint
-    from lmm_r1.lmm_kits.tiny_model import TinyTokens
+    from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens
 
 Media: TypeAlias = dict[str, "torch.Tensor"]
 """Media tensors of one prompt or of one batch, with the names of the arguments of the model's forward."""
@@ -92,18 +92,6 @@ class EncodedPrompt:
     def of_text(cls, token_ids: list[int]) -> EncodedPrompt:
         """Return a prompt without images and videos."""
         return cls(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinyModelSpec:
-    """The size of a randomly initialised checkpoint."""
-
-    hidden_size: int
-    layers: int
-    seed: int
-    tie_embeddings: bool
-    tokens: int | None = None
-    """The most ordinary tokens of its tokenizer; None is the kit's own number."""
 
 
 class LmmKit(ABC):
@@ -404,9 +392,7 @@ class LmmKit(ABC):
         if limits is None:
             return None
         pairs = zip(images, sizes, strict=True)
-        shown = [
-            bounded_image_size(part, width=width, height=height, limits=limits) for part, (width, height) in pairs
-        ]
+        shown = [bounded_image_size(part, width=wide, height=high, limits=limits) for part, (wide, high) in pairs]
         return list(zip(shown, self.image_tokens(processor, shown), strict=True))
 
     def image_tokens(self, processor: Processor, sizes: Sequence[tuple[int, int]]) -> list[int]:

@@ -22,8 +22,8 @@ from transformers import (
 from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, RouterScores, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, RouterScores
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings
 
 TINY_TOKENS = TinyTokens(
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),

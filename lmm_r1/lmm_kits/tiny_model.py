@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-    from lmm_r1.lmm_kits.kit import LmmKit, TinyModelSpec
+    from lmm_r1.lmm_kits.kit import LmmKit
 
 HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 ORDINARY_TOKENS = 384
@@ -23,6 +23,18 @@ PLACE_STD = 0.5  # Of a position embedding; features of patches have a standard 
 _SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModelSpec:
+    """The size of a randomly initialised checkpoint."""
+
+    hidden_size: int
+    layers: int
+    seed: int
+    tie_embeddings: bool
+    tokens: int | None = None
+    """The most ordinary tokens of its tokenizer; None is the kit's own number."""
 
 
 @dataclass(frozen=True, kw_only=True)

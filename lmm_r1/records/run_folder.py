@@ -520,21 +520,22 @@ def _trained_from(stage: Stage) -> str | None:
     return next((model for model in models if isinstance(model, str)), None)
 
 
-def trained_prompt(models: Sequence[str]) -> str | None:
-    """Return the system prompt of the last run among these models: a shipped one's name, a text, or `none`.
+def trained_reading(models: Sequence[str]) -> tuple[str | None, int | None]:
+    """Return the system prompt of the last run among these models, and the most pixels of its images.
 
-    A model is a run's folder, or one in its folder of checkpoints. None without RL runs and prompts of other runs.
+    The prompt is a shipped one's name, a text, or `none`; both are None without RL runs and prompts of other runs. A model
+    is a run's folder, or one in its folder of checkpoints.
     """
     found = (Path(model).absolute() for model in reversed(models) if Path(model).is_dir())
     for file in (folder / SETTINGS_FILE for path in found for folder in (path, *path.parents[:2])):
         try:
             settings = yaml.load(file.read_text(encoding="utf-8"), SafeLoader)
-            prompt = settings["data"].get("system_prompt")
+            prompt, pixels = (settings["data"].get(name) for name in ("system_prompt", "max_pixels"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
             continue  # not the model of a run
         if "rollout" in settings or prompt:
-            return str(prompt or NO_PROMPT)
-    return None
+            return str(prompt or NO_PROMPT), pixels if isinstance(pixels, int) else None
+    return None, None
 
 
 def _is_same_folder(named: str, folder: Path) -> bool:

@@ -11,7 +11,7 @@ import lmm_r1
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.records.run_folder import trained_prompt
+from lmm_r1.records.run_folder import trained_reading
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import MOST_WORKERS, GroupSource, RowChecker, make_scorer
 from remote_rm.verifier import Score
@@ -91,5 +91,5 @@ def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoi
     assert "rl: 2 steps in 0:0" in said
     assert (run.name, run.steps, run.folder) == ("rl", 2, tmp_path / "run")
     assert [row.step for row in run.metrics.rows] == [1, 2]
-    assert trained_prompt(["elsewhere", str(run.folder), "later"]) == "think"
+    assert trained_reading(["elsewhere", str(run.folder), "later"]) == ("think", None)
     assert all({"accuracy", "format"} <= row.values.keys() for row in run.metrics.rows)

@@ -16,8 +16,8 @@ from transformers import (
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
-from lmm_r1.lmm_kits.kit import LmmKit, Media, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
+from lmm_r1.lmm_kits.kit import LmmKit, Media
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
 
 TINY_TOKENS = TinyTokens(
     special=(

@@ -22,9 +22,10 @@ from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import with_one_text
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.tiny_model import (
     HEAD_DIM,
+    TinyModelSpec,
     TinyTokens,
     name_tower_as_released,
     show_places,

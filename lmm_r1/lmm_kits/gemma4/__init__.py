@@ -24,10 +24,11 @@ from lmm_r1.data.messages import ImagePart, Message, VideoPart, to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import images_refused, with_one_text
 from lmm_r1.lmm_kits.features import FeaturePoint, Item
-from lmm_r1.lmm_kits.kit import LmmKit, Media, Processor, TinyModelSpec
+from lmm_r1.lmm_kits.kit import LmmKit, Media, Processor
 from lmm_r1.lmm_kits.tiny_model import (
     HEAD_DIM,
     VISION_LAYERS,
+    TinyModelSpec,
     TinyTokens,
     heads_of,
     show_places,

@@ -26,9 +26,9 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, TextPart, VideoPart, to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, with_one_text
-from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, RouterScores, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, RouterScores
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
 
 END_OF_TURN = "<|user|>"
 END_OF_ANSWER = "</answer>"

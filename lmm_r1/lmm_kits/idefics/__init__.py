@@ -33,8 +33,8 @@ from lmm_r1.data.messages import Message, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first, check_tokens, part_lists, video_metadata
 from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
 
 IMAGE, AROUND_IMAGE, WHOLE_IMAGE = "<image>", "<fake_token_around_image>", "<global-img>"
 END_OF_TURN = "<end_of_utterance>"

@@ -20,8 +20,8 @@ from lmm_r1.data.images import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, LmmKit, Media, RawMedia, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
+from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
 
 BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
 TINY_TOKENS = TinyTokens(

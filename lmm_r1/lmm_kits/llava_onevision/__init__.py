@@ -27,8 +27,8 @@ from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_image, channels_first, part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import TinyTokens, name_tower_as_released, text_settings, tower_settings
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, name_tower_as_released, text_settings, tower_settings
 
 TINY_TOKENS = TinyTokens(
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"),

@@ -37,7 +37,7 @@ from lmm_r1.lmm_kits.encoding import (
     images_refused,
 )
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
 from lmm_r1.lmm_kits.phi3_v.modeling import CLIP_LAYERS, Phi3VConfig, Phi3VForCausalLM, Phi3VModel, Phi3VVisionTower
 from lmm_r1.lmm_kits.phi3_v.processing import (
     CROP,
@@ -47,7 +47,7 @@ from lmm_r1.lmm_kits.phi3_v.processing import (
     Phi3VProcessor,
     tokens_of_grid,
 )
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens, show_places, text_settings
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens, show_places, text_settings
 
 END_TOKEN = "<|end|>"
 # The mark of an image, whatever its number.

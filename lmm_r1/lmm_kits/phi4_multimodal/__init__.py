@@ -28,9 +28,17 @@ from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_image, bounded_image_size, check_tokens, images_refused
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
 from lmm_r1.lmm_kits.phi4_multimodal import towers
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, VISION_LAYERS, TinyTokens, heads_of, show_places, text_settings
+from lmm_r1.lmm_kits.tiny_model import (
+    HEAD_DIM,
+    VISION_LAYERS,
+    TinyModelSpec,
+    TinyTokens,
+    heads_of,
+    show_places,
+    text_settings,
+)
 
 logger = logging.getLogger(__name__)
 

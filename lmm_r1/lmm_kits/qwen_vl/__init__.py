@@ -31,8 +31,8 @@ from lmm_r1.lmm_kits.encoding import (
     video_metadata,
 )
 from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyTokens, heads_of, text_settings
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, heads_of, text_settings
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types, as the models name them."""

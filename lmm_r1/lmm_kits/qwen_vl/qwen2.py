@@ -13,9 +13,9 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
-from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments
 from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
-from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS
+from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec
 
 
 class Qwen2VlKit(QwenVlKit):

@@ -24,9 +24,9 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.lmm_kits.encoding import bounded_steps
 from lmm_r1.lmm_kits.features import GridPoint, Parts
-from lmm_r1.lmm_kits.kit import EngineArguments, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EngineArguments
 from lmm_r1.lmm_kits.qwen_vl import ROPE, SPECIAL_TOKENS, TURNS, QwenVlKit
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
 
 # Of the tiny model. The features of the tower's first two layers are added after the first two layers of the language
 # model, but not after its last one, where they would affect no response.

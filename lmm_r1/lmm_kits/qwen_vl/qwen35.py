@@ -11,10 +11,9 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
 )
 
-from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import ROPE
 from lmm_r1.lmm_kits.qwen_vl.qwen3 import TimedStepsKit
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, heads_of
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, heads_of
 
 # Of the tiny model: by how much its slowest and its fastest head forget at each token, before the gate.
 DECAYS = (0.005, 0.1)

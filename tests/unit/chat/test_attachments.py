@@ -47,6 +47,7 @@ def test_an_image_has_its_name_and_size_and_stays_a_path(folder):
     image = read_image("a.png")
     assert str(image) == "a.png (30x20)"
     assert image.part == ImagePart(str(folder / "a.png"))
+    assert read_image("a.png", max_pixels=784).part == ImagePart(str(folder / "a.png"), max_pixels=784)
 
 
 @pytest.fixture

@@ -239,6 +239,13 @@ def test_a_chat_begins_with_the_prompt_of_the_run_unless_a_flag_has_another(tmp_
     assert screen.said == []
 
 
+def test_images_are_shown_as_large_as_in_the_run_of_the_model(folder):
+    session = chat(answer("red"))
+    session.max_pixels = 784
+    assert enter(session, "/image a.png", "Colour?")
+    assert session.conversation.messages[0].parts[0] == ImagePart(str(folder / "a.png"), max_pixels=784)
+
+
 def test_a_saved_conversation_is_taken_up_where_the_model_can(folder):
     session = chat(answer("red"))
     assert failure(session, "/save talk") == "there is nothing to save yet"

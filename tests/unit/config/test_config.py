@@ -15,7 +15,7 @@ from lmm_r1.config.shared import row_reading
 from lmm_r1.data.reading import shipped_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args
-from lmm_r1.records.run_folder import trained_prompt
+from lmm_r1.records.run_folder import trained_reading
 
 ONE_GPU = table("config/config", "one_gpu")
 
@@ -171,7 +171,7 @@ def test_a_prompt_is_chosen_only_if_none_is_given():
 
 def test_the_prompt_of_a_run_is_recorded_as_its_text_and_found_from_its_models(tmp_path):
     (tmp_path / "own.txt").write_text("Think\nfirst.\n")
-    own = {"data__system_prompt": str(tmp_path / "own.txt")}
+    own = {"data__system_prompt": str(tmp_path / "own.txt"), "data__max_pixels": 784}
     given = {"rl": ppo(**own), "sft": sft(**own), "plain": sft(), "none": ppo(), "box": ppo(reward__remote_url="box")}
     for name, config in given.items():
         (tmp_path / name / "checkpoints/step1_hf").mkdir(parents=True)
@@ -179,12 +179,13 @@ def test_the_prompt_of_a_run_is_recorded_as_its_text_and_found_from_its_models(t
     (tmp_path / "own.txt").unlink()
 
     def prompt(*names: str) -> str | None:
-        return trained_prompt([str(tmp_path / name) for name in names])
+        return trained_reading([str(tmp_path / name) for name in names])[0]
 
     assert [prompt(name) for name in given] == ["Think\nfirst.", "Think\nfirst.", None, "none", "think_box"]
     assert prompt("rl", "plain", "elsewhere") == prompt("rl/checkpoints/step1_hf") == "Think\nfirst."
     assert prompt("rl", "none") == "none"
-    assert trained_prompt(["Qwen/Qwen2.5-VL-3B-Instruct"]) is None
+    assert trained_reading([str(tmp_path / "sft")]) == ("Think\nfirst.", 784)
+    assert trained_reading(["Qwen/Qwen2.5-VL-3B-Instruct"]) == (None, None)
 
 
 def test_resolving_twice_changes_nothing():
