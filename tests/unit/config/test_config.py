@@ -184,7 +184,6 @@ def test_the_prompt_of_a_run_is_recorded_as_its_text_and_found_from_its_models(t
     assert [prompt(name) for name in given] == ["Think\nfirst.", "Think\nfirst.", None, "none", "think_box"]
     assert prompt("rl", "plain", "elsewhere") == prompt("rl/checkpoints/step1_hf") == "Think\nfirst."
     assert prompt("rl", "none") == "none"
-    assert trained_prompt(["Qwen/Qwen2.5-VL-3B-Instruct"]) is None
 
 
 def test_resolving_twice_changes_nothing():
