@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +263,24 @@ def bounded_image_size(
     lowest = min(max(lowest, part.min_pixels or lowest), highest)
     rows, columns = bounded_size(height=height, width=width, factor=factor, min_pixels=lowest, max_pixels=highest)
     return columns, rows
+
+
+def shown_within(
+    limits: tuple[int, int],
+    images: Sequence[ImagePart],
+    sizes: Sequence[tuple[int, int]],
+    *,
+    tokens: Callable[[int, int], int],
+    factor: int = 1,
+) -> list[tuple[tuple[int, int], int]]:
+    """Return the (width, height) of each image within its bounds, and the number of its tokens.
+
+    Args:
+        tokens: returns that of an image of such a width and height.
+    """
+    pairs = zip(images, sizes, strict=True)
+    shown = [bounded_image_size(part, width=w, height=h, limits=limits, factor=factor) for part, (w, h) in pairs]
+    return [(size, tokens(*size)) for size in shown]
 
 
 def bounded_video(processor: ProcessorMixin, video: Video, part: VideoPart, *, frames_together: int = 1) -> Video:

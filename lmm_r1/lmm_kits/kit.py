@@ -14,7 +14,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     adds_special_tokens,
     any_of,
-    bounded_image_size,
     channels_first,
     check_image_marks,
     check_placeholders,
@@ -388,20 +387,7 @@ class LmmKit(ABC):
         self, processor: Processor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
     ) -> list[tuple[tuple[int, int], int]] | None:
         """Return the size within its bounds and the number of tokens of each image; None if its size cannot be chosen."""
-        limits = self.pixel_limits(processor)
-        if limits is None:
-            return None
-        pairs = zip(images, sizes, strict=True)
-        shown = [bounded_image_size(part, width=wide, height=high, limits=limits) for part, (wide, high) in pairs]
-        return list(zip(shown, self.image_tokens(processor, shown), strict=True))
-
-    def image_tokens(self, processor: Processor, sizes: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the number of tokens of images of these widths and heights; raises UserError for a size that is refused.
-
-        Only for kits with `pixel_limits`.
-        """
-        found = processor._get_num_multimodal_tokens(image_sizes=[(height, width) for width, height in sizes])
-        return list(found["num_image_tokens"])
+        return None
 
     def image_scales(
         self, processor: Processor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]

@@ -325,7 +325,7 @@ def too_large(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, p
         return None
     advice = f"They are scaled to fit (--data.overlong_images scale). Choose their size by --data.max_pixels {fitting}, or raise"
     if checkpoint.kit.pixel_limits(checkpoint.processor) is None:
-        advice = f"The tokens of a {checkpoint.kit.model_type} do not depend on the size of an image: raise"
+        advice = f"{checkpoint.kit.model_type} leaves no choice of the size of an image: raise"
     return (
         f"{where}: images of {shown:,} pixels are {image_tokens(checkpoint, pixels=shown):,} tokens, which do not fit into "
         f"--data.max_len {config.data.max_len}. {advice} --data.max_len."

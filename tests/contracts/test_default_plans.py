@@ -17,7 +17,7 @@ from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo,
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
-from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels
+from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels, too_large
 from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
@@ -135,6 +135,14 @@ def test_a_plan_ends_with_a_command_that_fits(size, gpu, gpus, needed, capsys, m
 def test_a_photo_is_planned_as_it_is_scaled(flags, pixels):
     checkpoint = Checkpoint(str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")))
     assert fitting_pixels(checkpoint, dotted.replace(PPOConfig(), flags), pixels=12_000_000) == pixels
+
+
+def test_no_bound_is_advised_where_it_has_no_effect(tiny_checkpoint):
+    checkpoint, config = Checkpoint(str(tiny_checkpoint("internvl"))), dotted.replace(
+        PPOConfig(), {"data.max_len": 16}
+    )
+    said = too_large(checkpoint, config, pixels=1_000_000, where="rows.jsonl line 1")
+    assert said.endswith("16. internvl leaves no choice of the size of an image: raise --data.max_len.")
 
 
 @pytest.mark.usefixtures("own_environment")

@@ -23,9 +23,9 @@ from transformers import (
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, image_size_to_num_patches
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.messages import ImagePart, Message, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_image, channels_first, part_lists
+from lmm_r1.lmm_kits.encoding import bounded_image, channels_first, part_lists, shown_within
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, name_tower_as_released, text_settings, tower_settings
@@ -245,6 +245,14 @@ class LlavaOnevisionKit(LmmKit):
         """Return 1 and the pixels of the processor's largest grid of crops."""
         grids = processor.image_processor.image_grid_pinpoints
         return 1, max(height * width for height, width in grids)
+
+    def shown_images(
+        self, processor: LlavaOnevisionProcessor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
+    ) -> list[tuple[tuple[int, int], int]]:
+        def tokens(width: int, height: int) -> int:
+            return processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]
+
+        return shown_within(self.pixel_limits(processor), images, sizes, tokens=tokens)
 
     def media_marks(self, processor: LlavaOnevisionProcessor) -> tuple[str, ...]:
         return processor.image_token, processor.video_token

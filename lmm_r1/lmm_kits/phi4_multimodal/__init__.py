@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers import (
 from lmm_r1.data.images import Video
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_image, bounded_image_size, check_tokens, images_refused
+from lmm_r1.lmm_kits.encoding import bounded_image, check_tokens, images_refused, shown_within
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
 from lmm_r1.lmm_kits.phi4_multimodal import towers
@@ -161,13 +162,14 @@ class Phi4MultimodalKit(LmmKit):
     def check_size(
         self, processor: Phi4MultimodalProcessor, part: ImagePart | VideoPart, *, width: int, height: int
     ) -> None:
-        size = bounded_image_size(part, width=width, height=height, limits=self.pixel_limits(processor))
-        self.image_tokens(processor, [size])
+        if isinstance(part, ImagePart):
+            self.shown_images(processor, [part], [(width, height)])
 
-    def image_tokens(self, processor: Phi4MultimodalProcessor, sizes: Sequence[tuple[int, int]]) -> list[int]:
-        return [
-            towers.tokens_of_size(processor.image_processor, width=width, height=height) for width, height in sizes
-        ]
+    def shown_images(
+        self, processor: Phi4MultimodalProcessor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
+    ) -> list[tuple[tuple[int, int], int]]:
+        tokens = partial(towers.tokens_of_size, processor.image_processor)
+        return shown_within(self.pixel_limits(processor), images, sizes, tokens=tokens)
 
     def apply_template(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool

@@ -106,7 +106,7 @@ def _with_row_ends(rows: int, columns: int, *, side: int) -> int:
     return rows * (columns + 1) + 1 + half * (half + 1)
 
 
-def tokens_of_size(settings: Phi4MultimodalImageProcessor, *, width: int, height: int) -> int:
+def tokens_of_size(settings: Phi4MultimodalImageProcessor, width: int, height: int) -> int:
     """Return how many tokens an image of this size takes; raises UserError for one that is refused."""
     crop, patch = settings.size["height"], settings.patch_size
     side = crop // patch

@@ -23,10 +23,10 @@ from lmm_r1.data.messages import ImagePart, Message, VideoPart, images_of, video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     bounded_image,
-    bounded_image_size,
     bounded_video,
     channels_first,
     image_limits,
+    shown_within,
     text_positions,
     video_metadata,
 )
@@ -216,13 +216,12 @@ class QwenVlKit(LmmKit):
     def shown_images(
         self, processor: ProcessorMixin, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
     ) -> list[tuple[tuple[int, int], int]]:
-        settings, limits, factor = processor.image_processor, self.pixel_limits(processor), _merged_side(processor)
-        shown = [
-            bounded_image_size(part, width=width, height=height, limits=limits, factor=factor)
-            for part, (width, height) in zip(images, sizes, strict=True)
-        ]
-        patches = (settings.get_number_of_image_patches(height, width) for width, height in shown)
-        return list(zip(shown, (count // settings.merge_size**2 for count in patches), strict=True))
+        settings, factor = processor.image_processor, _merged_side(processor)
+
+        def tokens(width: int, height: int) -> int:
+            return settings.get_number_of_image_patches(height, width) // settings.merge_size**2
+
+        return shown_within(self.pixel_limits(processor), images, sizes, tokens=tokens, factor=factor)
 
     def check_size(self, processor: ProcessorMixin, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
         try:

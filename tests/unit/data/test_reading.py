@@ -57,9 +57,8 @@ def test_what_a_shipped_prompt_shows_has_the_format_that_is_paid(name):
 
 def test_a_prompt_in_own_words_is_told_in_one_line():
     rows = [read(RowReading(system_prompt="Look.\nThink.")), read(RowReading(system_prompt="none"))]
-    sentence = "system prompt of 1 of 2 prompts (--f; none adds none): Look. Think."
-    assert told_prompt("Look.\nThink.", rows, flag="--f") == sentence
-    assert told_prompt("none", rows, flag="--f") is told_prompt(None, rows, flag="--f") is None
+    told, *others = (told_prompt(prompt, rows, flag="--f") for prompt in ("Look.\nThink.", "none", None))
+    assert (told, others) == ("system prompt of 1 of 2 prompts (--f; none adds none): Look. Think.", [None, None])
 
 
 def test_bounds_hold_where_an_image_or_a_video_has_none_of_its_own():

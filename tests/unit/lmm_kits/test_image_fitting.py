@@ -1,7 +1,6 @@
 """Prompts that are too long only because of their images, which are scaled down until they fit."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from helpers.conversations import message, row
@@ -79,9 +78,8 @@ def test_a_prompt_that_no_scaling_helps_stays_as_it_is(released):
     [
         ("qwen2_5_vl", (420, 300), 41),
         ("glm4v", (420, 300), 41),
-        # Of 156, where the smallest image has 104.
+        # The smallest images have 104 and 477 tokens.
         ("llava_onevision", (420, 300), 110),
-        # Of 4 x 3 crops of 256 tokens, as many as 2 x 1 have.
         ("phi4_multimodal", (1400, 1000), 1000),
     ],
 )
@@ -106,20 +104,16 @@ def test_tokens_are_counted_as_the_processor_makes_them_and_boxes_scaled_as_the_
 
 
 def test_in_training_rows_images_and_the_longest_response_fit_together(released):
-    asked, short, long = message("user", Image.new("RGB", PHOTO)), message("assistant", "y"), "x" * 400
-    sides = {"chosen": (short,), "rejected": (message("assistant", long),), "margin": None}
+    asked, long = message("user", Image.new("RGB", PHOTO)), message("assistant", "x" * 400)
+    sides = {"chosen": (message("assistant", "y"),), "rejected": (long,), "margin": None}
     own = {"kit": released.kit, "processor": released.processor}
-    fitting = partial(ImageFitting, checkpoint=released, max_len=2048, least=0, wanted=0)
-    learn = RowEncoder.of(configured(SFTConfig), **own)
-    compare = PairEncoder.of(configured(DPOConfig), **own)
+    learn, compare = RowEncoder.of(configured(SFTConfig), **own), PairEncoder.of(configured(DPOConfig), **own)
     pair = PreferenceRow(messages=(asked,), location="rows.jsonl line 1", **sides)
-    for encode, given in ((learn, row(asked, *sides["rejected"])), (compare, pair)):
-        assert encode.check(given, None) is given
-        told = fitting()
-        sample = encode(encode.check(given, told))
+    for encode, given in ((learn, row(asked, long)), (compare, pair)):
+        fitting = ImageFitting(checkpoint=released, max_len=2048, least=0, wanted=0)
+        sample = encode(encode.check(given, fitting))
         longest = sample.rejected if encode is compare else sample
-        # Without another row or column of tokens.
-        assert 2048 - 100 < len(longest.token_ids) <= 2048
-        assert told.count == 1
+        assert (2048 - 100 < len(longest.token_ids) <= 2048, fitting.count) == (True, 1)
+        assert encode.check(given, None) is given
     pictured = replace(pair, chosen=(message("assistant", *asked.parts),))
-    assert compare.check(pictured, told) is pictured
+    assert compare.check(pictured, fitting) is pictured
