@@ -202,14 +202,7 @@ def parse(
         except YamlError as error:
             _exit(prog, str(error))
         default = dotted.replace(_defaults(config_class), settings)
-    read = functools.partial(
-        tyro.cli,
-        config_class,
-        prog=prog,
-        args=arguments,
-        default=default,
-        use_underscores=True,
-    )
+    read = functools.partial(tyro.cli, config_class, prog=prog, args=arguments, default=default, use_underscores=True)
     asked = [HELP_FLAGS[argument] for argument in arguments if argument in HELP_FLAGS]
     if asked:
         given = default if isinstance(default, config_class) else _defaults(config_class)

@@ -32,11 +32,7 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig:
-    file: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="FILE [KEY=VALUE ...]"),
-    ]
+    file: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [KEY=VALUE ...]")]
     """A YAML file or a bash script, then settings and variables that win over it: trainer.nnodes=2 HOME=/data."""
     output: Path | None = None
     """Where the result goes; by default it is printed."""

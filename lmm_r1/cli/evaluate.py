@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.job_progress import report_skipped
-from lmm_r1.config.evaluate import (
-    ENGINE_FLAGS,
-    EvaluateConfig,
-    check,
-    named,
-    page_path,
-    responses_path,
-    with_output,
-)
+from lmm_r1.config.evaluate import ENGINE_FLAGS, EvaluateConfig, check, named, page_path, responses_path, with_output
 from lmm_r1.config.generation import EPISODE_FLAGS
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.config.rewards import GivenFunctions, prompt_for

@@ -16,16 +16,7 @@ from lmm_r1 import dotted
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.training import prepare_training
-from lmm_r1.config import (
-    DPOConfig,
-    KDConfig,
-    PPOConfig,
-    RMConfig,
-    SFTConfig,
-    resolve,
-    resolve_ppo,
-    sized_supervised,
-)
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve, resolve_ppo, sized_supervised
 from lmm_r1.config.hardware import (
     Offer,
     asked_gpus,

@@ -38,11 +38,7 @@ COMPARISON_FILE = Path("comparison.html")
 class ReportConfig:
     """The runs and the output of a report."""
 
-    runs: Annotated[
-        tuple[Path, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="RUN [RUN ...]"),
-    ]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders (a stage's output folder), or folders that hold the stages; several are a chain, or compared."""
     output: Path | None = None
     """Where the page goes; by default report.html in the last RUN, or comparison.html here."""

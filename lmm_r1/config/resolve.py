@@ -257,11 +257,7 @@ def _input_template(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
 def _trackers(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return the trackers that are set by name or, as in OpenRLHF, turned on by one of their settings."""
     logger = config.logger
-    asked = {
-        "tensorboard": logger.tensorboard_dir,
-        "wandb": logger.wandb.key,
-        "trackio": logger.trackio.space_id,
-    }
+    asked = {"tensorboard": logger.tensorboard_dir, "wandb": logger.wandb.key, "trackio": logger.trackio.space_id}
     names = typing.get_args(TrackerName)
     return {"logger.trackers": tuple(name for name in names if name in logger.trackers or asked[name])}
 
@@ -378,8 +374,7 @@ def unplanned(config: Trained) -> Trained:
     known = dotted.leaf_types(type(config))
     open_flags = [flag for flag in defaults if flag in known and dotted.get(config, flag) is None]
     return dotted.replace(
-        config,
-        {flag: defaults[flag] for flag in open_flags if defaults[flag] is False or has_effect(flag, config)},
+        config, {flag: defaults[flag] for flag in open_flags if defaults[flag] is False or has_effect(flag, config)}
     )
 
 

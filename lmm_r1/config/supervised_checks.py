@@ -1,31 +1,10 @@
 """Refusals of a supervised trainer's flags that contradict each other, before anything starts."""
 
-from lmm_r1.config.checks import (
-    TWO_TEMPLATES,
-    check_accumulation,
-    check_aux_loss,
-    check_ulysses,
-    require,
-)
-from lmm_r1.config.model_checks import (
-    check_adapters,
-    check_eight_bit,
-    check_fp16_optimizer,
-    check_schedule,
-)
-from lmm_r1.config.preferences import (
-    LOSS_TYPES,
-    DPOConfig,
-    RMConfig,
-    RMModelConfig,
-)
+from lmm_r1.config.checks import TWO_TEMPLATES, check_accumulation, check_aux_loss, check_ulysses, require
+from lmm_r1.config.model_checks import check_adapters, check_eight_bit, check_fp16_optimizer, check_schedule
+from lmm_r1.config.preferences import LOSS_TYPES, DPOConfig, RMConfig, RMModelConfig
 from lmm_r1.config.rewards import check_reward
-from lmm_r1.config.supervised import (
-    KDConfig,
-    SFTConfig,
-    SupervisedConfig,
-    SupervisedDataConfig,
-)
+from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig, SupervisedDataConfig
 from lmm_r1.errors import UserError
 
 

@@ -177,11 +177,7 @@ def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind
         return _File(rows=file.rows, skipped=file.skipped, kind=kind, counts={}, summary=file.summary)
     found = read_pairs(path, split=config.split, max_rows=config.max_rows, reading=reading, bad_rows="skip")
     return _File(
-        rows=views(found.rows),
-        skipped=found.skipped,
-        kind=kind,
-        counts=counts(found.rows),
-        summary=found.summary,
+        rows=views(found.rows), skipped=found.skipped, kind=kind, counts=counts(found.rows), summary=found.summary
     )
 
 

@@ -78,17 +78,7 @@ def trainer_rules(command: Command) -> tuple[Rule, ...]:
         if given.group("gradient_checkpointing_kwargs").get("use_reentrant"):
             yield Flag(f"{model}.gradient_checkpointing_reentrant", True)
 
-    return (
-        optimizer,
-        epochs,
-        recomputation,
-        _precision,
-        _sharding,
-        _trackers,
-        _checkpoints,
-        _evaluation,
-        _adapter,
-    )
+    return (optimizer, epochs, recomputation, _precision, _sharding, _trackers, _checkpoints, _evaluation, _adapter)
 
 
 def _precision(given: Given) -> Results:

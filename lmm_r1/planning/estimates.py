@@ -17,15 +17,7 @@ from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import LoadSettings, language_layer_list
-from lmm_r1.planning.pass_memory import (
-    SMALL,
-    EmptyModel,
-    ModelSize,
-    Role,
-    empty_model,
-    padded_batch,
-    text_batch,
-)
+from lmm_r1.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, padded_batch, text_batch
 
 GIB = 2**30
 MIB = 2**20

@@ -295,15 +295,7 @@ def _engine_on_cpus(settings: ModelSettings, *, ranks: int, copies: int, process
     weights = size_of(settings).weight_bytes
     cache = int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
     share = copies * (CPU_COPIES * weights + cache + process)
-    return PlannedEngine(
-        weights=weights,
-        utilization=None,
-        share=share,
-        asleep=share,
-        least=0,
-        host=0,
-        ranks=ranks,
-    )
+    return PlannedEngine(weights=weights, utilization=None, share=share, asleep=share, least=0, host=0, ranks=ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

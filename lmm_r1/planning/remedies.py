@@ -46,8 +46,7 @@ HARMFUL = (
         cost="The moments of AdamW are rounded to 8 bits.",
     ),
     Remedy(
-        settings={"ds.lora.rank": 64},
-        cost="Only adapters are trained; the initial model under them is the reference.",
+        settings={"ds.lora.rank": 64}, cost="Only adapters are trained; the initial model under them is the reference."
     ),
     Remedy(
         settings={"ds.lora.rank": 64, "ds.load_in_4bit": True},

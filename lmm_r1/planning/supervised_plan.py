@@ -47,10 +47,7 @@ def plan_supervised(
     models = [run.trained(pass_tokens=pass_tokens, role="critic" if isinstance(config, RMConfig) else "policy")]
     if isinstance(config, DPOConfig) and config.needs_reference_model:
         reference = run.frozen(
-            pass_tokens=pass_tokens,
-            role="reference",
-            path=config.ref.model_name_or_path,
-            offload=config.ref.offload,
+            pass_tokens=pass_tokens, role="reference", path=config.ref.model_name_or_path, offload=config.ref.offload
         )
         models.append(reference)
     return run.plan(models, samples_per_row=SIDES if of_sides else 1)

@@ -242,12 +242,7 @@ class PolicyLoss:
             dp_size: over how many ranks gradients are averaged.
             batch_num_tokens, global_batch_size: loss tokens of the whole optimizer step, and its sequences with loss tokens.
         """
-        given = PolicyPass(
-            log_probs=log_probs,
-            old_log_probs=old_log_probs,
-            advantages=advantages,
-            mask=action_mask,
-        )
+        given = PolicyPass(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages, mask=action_mask)
         found = POLICY_LOSSES[self.settings.loss](given, self.settings)
         losses, engine_kl, filtered = found.losses, None, None
         correction = self.settings.correction

@@ -180,11 +180,7 @@ class Mismatch:
 
 
 def check(
-    gaps: Mapping[Modality, Gap],
-    experiences: Sequence[Experience],
-    *,
-    limit: float,
-    unchecked: frozenset[Modality],
+    gaps: Mapping[Modality, Gap], experiences: Sequence[Experience], *, limit: float, unchecked: frozenset[Modality]
 ) -> None:
     """Raise UserError if the mean distance of the rows of a kind is beyond the limit or is not a number.
 

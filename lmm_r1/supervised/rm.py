@@ -18,15 +18,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.models.loading import trained_settings
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.supervised import RowCheck, judged_rows, passes
-from lmm_r1.supervised.dpo import (
-    ACCURACY,
-    MARGIN,
-    PairBatch,
-    PairEncoder,
-    PairSample,
-    collate_pairs,
-    sides_of,
-)
+from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, collate_pairs, sides_of
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
 from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained

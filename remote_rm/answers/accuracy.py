@@ -14,16 +14,7 @@ from itertools import combinations
 
 from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_expression
-from remote_rm.answers.comparison import (
-    Undecided,
-    all_of,
-    any_of,
-    is_choice,
-    match_value,
-    refuse,
-    rounds_to,
-    work_out,
-)
+from remote_rm.answers.comparison import Undecided, all_of, any_of, is_choice, match_value, refuse, rounds_to, work_out
 from remote_rm.answers.lexer import POLAR, Latex, Token
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.notation import Kind, gold_sequence, has_relation, is_text, kind_of

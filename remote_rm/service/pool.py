@@ -12,14 +12,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from remote_rm.service.worker import (
-    Starved,
-    VerifierFailed,
-    WorkerLimits,
-    WorkerLost,
-    WorkerProcess,
-    start_context,
-)
+from remote_rm.service.worker import Starved, VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
 from remote_rm.verifier import (
     DEFAULT_LIMITS,
     STOPPING,

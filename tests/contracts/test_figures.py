@@ -84,11 +84,7 @@ def of_speed() -> Figures:
     yield README, DEMO, "2026-11-26 | images", pick(result(DEMO), *accuracies[::-1], "seconds")
     parity = [one["differences"]["fp32"] for name, one in stages["a"]["results"].items() if name.startswith("parity")]
     ways = [pick(one, "padded|packed|shared.log_probs", "padded|packed|shared.gradients") for one in parity]
-    yield page, H200, "| 16 kits", [
-        len(parity),
-        max(max(one[:3]) for one in ways),
-        max(max(one[3:]) for one in ways),
-    ]
+    yield page, H200, "| 16 kits", [len(parity), max(max(one[:3]) for one in ways), max(max(one[3:]) for one in ways)]
     sent = pick(stages["e"]["results"], "ipc/buckets.bytes|seconds", "ipc/tensors.seconds")
     yield page, H200, "| 6.1 GB of weights", [sent[0] / 1e9, *sent[1:]]
 

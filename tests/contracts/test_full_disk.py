@@ -98,7 +98,7 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
             Case(
                 argv=("--model", model, "--data", rows, "--output", "out.jsonl", "--eval_task", "generate"),
                 named="out.jsonl",
-            ),
+            )
         ],
         "evaluate": [
             Case(
@@ -136,10 +136,7 @@ def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.Temp
     folder, model = tmp_path_factory.mktemp("read"), tiny_checkpoint("llm")
     write_rows(folder, QUESTION, QUESTION)
     asked, answers = QUESTION["messages"][0]["content"], ANSWERED["messages"][-1]["content"]
-    for name, row in {
-        "answered": ANSWERED,
-        "pairs": {"prompt": asked, "chosen": answers, "rejected": "no"},
-    }.items():
+    for name, row in {"answered": ANSWERED, "pairs": {"prompt": asked, "chosen": answers, "rejected": "no"}}.items():
         write_lines(folder / f"{name}.jsonl", [row] * 4)
     (folder / "reward.py").write_text(
         "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"

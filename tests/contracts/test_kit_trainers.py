@@ -32,12 +32,7 @@ from lmm_r1.supervised.rm import RMRun
 from lmm_r1.supervised.sft import SFTRun
 
 STEPS = 2
-TRAINERS = {
-    "sft": (SFTRun, SFTConfig),
-    "dpo": (DPORun, DPOConfig),
-    "rm": (RMRun, RMConfig),
-    "kd": (KDRun, KDConfig),
-}
+TRAINERS = {"sft": (SFTRun, SFTConfig), "dpo": (DPORun, DPOConfig), "rm": (RMRun, RMConfig), "kd": (KDRun, KDConfig)}
 WHOLE = {"adam.lr": 1e-4}
 LORA = {"ds.lora.rank": 4, "ds.lora.alpha": 8, "adam.lr": 1e-3}
 METHODS = {

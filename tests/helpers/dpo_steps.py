@@ -232,10 +232,7 @@ def _ranks_updates(case: Case) -> Updates:
     from lmm_r1.supervised.rm import RMRun
 
     session = begun(_settings(case), steps=STEPS)
-    run_class, found = {
-        "pairs": (DPORun, rows()),
-        "rewards": (RMRun, rows()),
-    }[case.kind]
+    run_class, found = {"pairs": (DPORun, rows()), "rewards": (RMRun, rows())}[case.kind]
     load = supervised_models.KitActor
 
     def with_adapters_as_by_hand(path: str, settings: LoadSettings, **own: Any) -> KitActor:

@@ -15,11 +15,7 @@ from lmm_r1.lmm_kits.tiny_model import train_tokenizer
 
 # Flags that not every version has; where they are missing, notes say so.
 # data.val_batch_size, what LoRA adapts, and what is shown of a validation.
-EASYR1_LEFT_OUT = {
-    "data.val_batch_size",
-    "worker.actor.model.lora.target_modules",
-    "trainer.val_generations_to_log",
-}
+EASYR1_LEFT_OUT = {"data.val_batch_size", "worker.actor.model.lora.target_modules", "trainer.val_generations_to_log"}
 EASYR1_FLAGS = table("helpers/conversion_examples", "easyr1_flags")
 
 GEO3K = "data.train_files=hiyouga/geometry3k@train data.val_files=hiyouga/geometry3k@test"

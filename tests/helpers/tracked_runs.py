@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-OFFLINE = {
-    "WANDB_ERROR_REPORTING": "false",
-    "WANDB_SILENT": "true",
-    "DO_NOT_TRACK": "1",
-}
+OFFLINE = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", "DO_NOT_TRACK": "1"}
 FOLDERS = ("TRACKIO_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR")
 KEYS = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL")
 WANDB_BLOCK = 32768

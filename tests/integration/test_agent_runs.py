@@ -201,7 +201,7 @@ def command(
                         ],
                     }
                 ]
-            ),
+            )
         }
         for number, path in enumerate(images)
     ]

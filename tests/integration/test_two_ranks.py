@@ -19,7 +19,7 @@ TEXTS = (((0,), (0,)), ((0,), (0,)))
 UNEVEN = (((0, 1), (0,)), ((3,), (2,)))
 # The same with fewer, for an architecture whose smallest image has hundreds of tokens.
 LARGE_IMAGES = {
-    "phi4_multimodal": {TEXT_AND_IMAGES: (((0,), (0,)), ((1,), (1,))), UNEVEN: (((0, 1), (0,)), ((2,), (1,)))},
+    "phi4_multimodal": {TEXT_AND_IMAGES: (((0,), (0,)), ((1,), (1,))), UNEVEN: (((0, 1), (0,)), ((2,), (1,)))}
 }
 # Rank 0 has images and videos in one pass, and rank 1 images alone; then videos alone, and texts alone.
 MIXED = {"images": (((1, 2), (0,)), ((2,), (0,))), "videos": (((1, 2), (2,)), ((0,), (0,)))}

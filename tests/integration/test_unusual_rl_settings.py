@@ -86,7 +86,7 @@ CASES = {
             "actor.entropy_coef": 0.1,
             "actor.lr_scheduler": "constant",
             "actor.max_norm": 0.0,
-        },
+        }
     ),
 }
 

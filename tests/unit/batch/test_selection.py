@@ -65,7 +65,7 @@ def test_several_pairs_of_a_prompt_differ_and_begin_with_the_outermost():
     many = record(0.0, 1.0, 0.0, 1.0, 0.5, texts=["a", "b", "a", "c", "d"])
     pairs = selected("dpo_pairs", many, max_per_prompt=9)
     assert [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs] == [
-        *(("b", "a"), ("c", "a"), ("b", "d"), ("d", "a"), ("c", "d")),
+        *(("b", "a"), ("c", "a"), ("b", "d"), ("d", "a"), ("c", "d"))
     ]
     assert selected("dpo_pairs", many, max_per_prompt=9, min_margin=1) == pairs[:2]
     assert selected("dpo_pairs", many, max_per_prompt=3) == pairs[:3]

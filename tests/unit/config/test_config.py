@@ -257,11 +257,7 @@ def test_the_yaml_holds_no_key_of_another_service():
 @pytest.mark.parametrize("config", [ppo(), sft()], ids=["train_ppo_ray", "train_sft"])
 @pytest.mark.parametrize(
     ("flag", "tracker"),
-    [
-        ("logger.wandb.key", "wandb"),
-        ("logger.tensorboard_dir", "tensorboard"),
-        ("logger.trackio.space_id", "trackio"),
-    ],
+    [("logger.wandb.key", "wandb"), ("logger.tensorboard_dir", "tensorboard"), ("logger.trackio.space_id", "trackio")],
 )
 def test_a_setting_without_which_a_tracker_is_off_turns_it_on(config, flag, tracker):
     assert resolve(config).logger.trackers == ()

@@ -238,13 +238,6 @@ def test_what_decides_what_is_learnt_is_not_free(config_class):
     # Without adapters, and without a critic.
     assert "ds.lora.alpha" in left_out
     assert {dotted.get(config_class(), flag) for flag in left_out} == {None}
-    decisive = (
-        "adam.lr",
-        "train.seed",
-        "train.batch_size",
-        "ds.lora.rank",
-        "data.max_len",
-        "max_norm",
-    )
+    decisive = ("adam.lr", "train.seed", "train.batch_size", "ds.lora.rank", "data.max_len", "max_norm")
     assert all(any(flag == name or flag.endswith(f".{name}") for flag in settings) for name in decisive)
     assert not any(flag.startswith(("ckpt.", "logger.", "eval.")) for flag in settings)

@@ -274,12 +274,7 @@ def test_the_last_token_that_counts_gets_the_reward_and_each_pays_its_kl():
         kl=torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 4.0, 0.0, 0.0]]),
     )
     rollout = RewardedRollout(
-        rewards=torch.tensor([[5.0, 3.0]]).double(),
-        passes=[part],
-        kl_coef=0.5,
-        gamma=0.5,
-        lambd=1.0,
-        divide=False,
+        rewards=torch.tensor([[5.0, 3.0]]).double(), passes=[part], kl_coef=0.5, gamma=0.5, lambd=1.0, divide=False
     )
     found = ESTIMATORS["reinforce"](rollout)
     assert found.token_rewards[0].tolist() == [[-0.5, 0.0, 2.0, 0.0], [0.0, -2.0, 0.0, 5.0]]

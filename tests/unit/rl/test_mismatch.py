@@ -13,15 +13,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.errors import UserError
-from lmm_r1.rl.mismatch import (
-    Gap,
-    Mismatch,
-    gaps_of,
-    merged,
-    modalities,
-    modality_info,
-    modality_of,
-)
+from lmm_r1.rl.mismatch import Gap, Mismatch, gaps_of, merged, modalities, modality_info, modality_of
 from lmm_r1.rl.model_groups import take_gaps
 from lmm_r1.rl.workers import KitActorPPOTrainer
 

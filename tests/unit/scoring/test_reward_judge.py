@@ -93,9 +93,7 @@ def run_with(
 ) -> object:
     async def scene() -> object:
         judge = RewardModelJudge(
-            lambda: model,
-            media=MediaAccess(roots=(), allow_urls=False),
-            max_queued_items=max_queued_items,
+            lambda: model, media=MediaAccess(roots=(), allow_urls=False), max_queued_items=max_queued_items
         )
         await judge.start()
         try:
