@@ -25,7 +25,6 @@ ENVIRONMENTS: dict[str, str] = {
     "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
     "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
     "double-check": "lmm_r1.agents.environment:DoubleCheck",
-    "digits-lookup": "lmm_r1.agents.digits_lookup:DigitsLookup",
     "gymnasium": "lmm_r1.agents.gymnasium:GymnasiumEnvironment",
     "single": "lmm_r1.agents.environment:SingleTurn",
 }

@@ -39,8 +39,6 @@ class TaskSettings:
     """digits: width of an image in pixels, with the digits at its left; None is as wide as needed, 84."""
     board_height: int | None = None
     """digits: height of an image in pixels, with the digits at its top; None is as high as needed, 84."""
-    cells: int | None = None
-    """digits_table: cells on each side of the table; None is the task's 3."""
     height: int | None = None
     """sokoban: rows of the board, the outer walls included; None is the task's 6."""
     width: int | None = None
@@ -86,8 +84,8 @@ class TaskSettings:
 @dataclass(frozen=True, kw_only=True)
 class MakeTaskConfig(TaskSettings):
     task: Positional[str]
-    """Name of the task: bar_chart, calendar, cards, clock, compare, count, dice, digits, digits_table, function_graph, geometry,
-    line_chart, maze, message_decoding, money, pie_chart, relations, sokoban or visual_search."""
+    """Name of the task: bar_chart, calendar, cards, clock, compare, count, dice, digits, function_graph, geometry, line_chart,
+    maze, message_decoding, money, pie_chart, relations, sokoban or visual_search."""
     output: Path
     """Folder to write: rows.jsonl, and images/ if rows have images."""
     modality: Modality = "text"

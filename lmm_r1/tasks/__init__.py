@@ -20,7 +20,6 @@ LEVELS = range(1, 6)
 # The module of each task, imported on demand, and the name of the task with its default settings there.
 TASKS = {
     "digits": "digits:TASK",
-    "digits_table": "digits_table:TASK",
     "message_decoding": "message_decoding:TASK",
     "sokoban": "sokoban:TASK",
     "visual_search": "visual_search:TASK",

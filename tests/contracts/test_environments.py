@@ -23,7 +23,6 @@ LEVEL = "#####\n#@$.#\n#####"
 ROWS: dict[str, Row] = {
     "sokoban": row_of(state=LEVEL),
     "sokoban-plan": row_of(state=LEVEL),
-    "digits-lookup": row_of(answer="3", table=[[1, 2], [3, 4]]),
     "double-check": row_of(answer="3"),
 }
 

@@ -171,10 +171,6 @@ def _level(draw: Draw, images: bool) -> dict[str, Any]:
     return {"columns": {"state": draw.choice(LEVELS)}}
 
 
-def _table(draw: Draw, images: bool) -> dict[str, Any]:
-    return {"answer": "3", "columns": {"table": [[draw.randint(0, 9) for _ in range(3)] for _ in range(2)]}}
-
-
 def _answer(draw: Draw, images: bool) -> dict[str, Any]:
     return {"answer": "46", **_pictures(1)(draw, images)}
 
@@ -231,15 +227,6 @@ def _moves(draw: Draw) -> str:
     return draw.choice((f"<answer>{written}</answer>", f"<think>{written}</think><answer>{written}</answer>", written))
 
 
-def _lookups(draw: Draw) -> str:
-    cell = draw.choice(
-        ("row {}, column {}", "{}, {}", "row {} col {}", "({};{})", "row {}", "{}", "NaN {}", "{}.5 {}")
-    )
-    number = draw.choice((1, 2, 3, 0, -1, 10**6, "x"))
-    text = f"<lookup>{cell.format(number, draw.randint(1, 3))}</lookup>"
-    return draw.choice((text, text, text, text[:-9], f"{text}<answer>3</answer>", _said(draw)))
-
-
 def _acts(draw: Draw) -> str:
     text = f"<action>{draw.choice((0, 1, 2, 3, 7, -1, 'x', ''))}</action>"
     return draw.choice((text, text, f"<think>Down.</think>{text}", text[:-9], _said(draw)))
@@ -285,7 +272,6 @@ CASES: dict[str, Case] = {
     "sokoban-plan": Case(
         environment=lambda images: load_environment("sokoban-plan", options=_view(images)), asked=_level, turn=_moves
     ),
-    "digits-lookup": Case(environment=lambda images: load_environment("digits-lookup"), asked=_table, turn=_lookups),
     "gymnasium": Case(
         environment=lambda images: load_environment("gymnasium", options={"arguments": {"is_slippery": True}}),
         asked=_pictures(1),
