@@ -102,7 +102,7 @@ def of_the_demo() -> Figures:
     yield page, "demo.json", "A run took", seconds
     gains = [run["stages"][-1]["text_accuracy"] - run["stages"][0]["text_accuracy"] for run in runs]
     yield README, "demo.json", "after both RL stages |", [*image, min(gains), max(gains), *seconds]
-    starts = ("| full |", "rate of full training |", "the same, alpha 16 |", "one seed |")
+    starts = ("| full |", "rate of full training |", "eighth of that alpha |", "one seed |")
     for start, way in zip(starts, ("full", "lora", "lora_alpha_16", "lora_rate_10"), strict=True):
         runs = result("demo_lora.json")["ways"][way]["runs"]
         gained = [run[kind] for kind in ("text_gain_of_fre", "image_gain_of_mgt") for run in runs]
@@ -284,7 +284,7 @@ MEASURED = re.compile(rf"{NUMBER.pattern}(?:{UNITS})|{NUMBER.pattern}(?<=\.\d)(?
 STATED = (
     "deadline (30 s)|A 1.4 M Qwen2.5-VL|0, 25, 50 and 75 %|less than 5 % or more than 90 %|80 % of 2,000 simulated|"
     "5.4 and 3.8 points above direct|Shares of 0 to 75 %|0 %, accuracy of|more than 2.5 points|above 8 MiB|"
-    "1.4 M parameters|1.0 for a right answer|at most 2.5 points|within 3 points|at most 60 seconds|the ratio 1.5|"
+    "1.4 M parameters|1.0 for a right answer|at most 2.5 points|within 3 points|at most 60 seconds|"
     "up to 512 MiB|takes 4.2 MB|34 MB with|(141 GB)|0.3 to 1.6|(300 s)|at most 10 times|64 MiB and 30 s in all|"
     "10, 5, 1 minutes|24 GB uses LoRA|128 GiB, 256 GiB and 2 TiB|95 %"
 ).split("|")
