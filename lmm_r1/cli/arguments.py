@@ -126,7 +126,7 @@ def _told(defaults: object, flag: str, hint: object, *, width: int, place: str |
         group, dot, last = flag.rpartition(".")
         head += f" | --{group}{dot}no_{last}"
     if len(head) > width:
-        head, choices = f"  --{flag} NAME", f"One of {', '.join(map(str, typing.get_args(hint)))}. "
+        head, choices = f"  --{flag} NAME", f"One of {value_name(hint).strip('{}').replace(',', ', ')}. "
     text = " ".join(f"{choices}{help_of(type(defaults), flag)} ({said})".split())
     indent = " " * 8
     return f"{head}\n" + textwrap.fill(

@@ -9,8 +9,9 @@ from pathlib import Path
 import yaml
 
 from lmm_r1.config.differences import only_defaults
-from lmm_r1.config.shared import JsonText
+from lmm_r1.config.shared import JsonText, UserFunction
 from lmm_r1.dotted import nearest
+from lmm_r1.files.user_code import function_file
 
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULL = ("", "~", "null", "none")
@@ -119,6 +120,8 @@ def _convert(node: yaml.Node, hint: object) -> object:
         return _convert(node, parameters[0])
     if origin in (typing.Union, types.UnionType):
         members = [member for member in parameters if member is not type(None)]
+        if UserFunction in members:
+            members = _choices_or_file(members, node.value)
         choices = [choice for member in members for choice in typing.get_args(member)]
         if type(None) in parameters and _is_null(node) and node.value not in choices:
             return None
@@ -202,6 +205,8 @@ def refused_value(text: str, hint: object) -> str | None:
     optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = typing.get_args(hint) if optional else (hint,)
     kinds = [member for member in members if member is not type(None)]
+    if UserFunction in kinds:
+        kinds = _choices_or_file(kinds, text)
     if len(kinds) != 1 or (kinds[0] not in (int, float) and typing.get_origin(kinds[0]) is not typing.Literal):
         return None
     if type(None) in members and text == "None":
@@ -211,6 +216,12 @@ def refused_value(text: str, hint: object) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _choices_or_file(members: list[object], text: object) -> list[object]:
+    """Return what a value may be that is either a choice or a function of a file: only one of them, by its form."""
+    is_file = isinstance(text, str) and function_file(text) is not None
+    return [member for member in members if (member is UserFunction) == is_file]
 
 
 def _meant(text: str, hint: object) -> str:

@@ -17,6 +17,7 @@ from lmm_r1.config.checks import check_batches, model_gpus
 from lmm_r1.config.ppo import GPU_COUNTS, GROUP_ESTIMATORS, PlacedModel, PPOConfig
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import function_file
 
 Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 
@@ -34,7 +35,8 @@ _EIGHTS = 8
 
 def group_size(config: PPOConfig) -> int:
     """Return `--rollout.n_samples_per_prompt`, or what it is for the estimator."""
-    compares = config.algo.advantage.estimator in GROUP_ESTIMATORS or config.algo.dynamic_filtering_enable
+    estimator = config.algo.advantage.estimator
+    compares = estimator in GROUP_ESTIMATORS or function_file(estimator) or config.algo.dynamic_filtering_enable
     return config.rollout.n_samples_per_prompt or (GROUP_SIZE if compares else 1)
 
 

@@ -18,6 +18,7 @@ from lmm_r1.config.shared import (
     SpeculationFlags,
     ThoughtConfig,
     TrainConfig,
+    UserFunction,
     WandbConfig,
     named_after_the_minute,
 )
@@ -38,7 +39,7 @@ GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "gr
 PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
 """Each is the name of a function in `lmm_r1.rl.losses`."""
 LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-CLIP_RANGES: dict[PolicyLossName, tuple[float, float]] = {
+CLIP_RANGES: dict[str, tuple[float, float]] = {
     "ppo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),
     "gspo_token": (3e-4, 4e-4),
@@ -117,9 +118,10 @@ class ActorConfig(OptimizerConfig, PlacedModel):
     """Clip range of ratios below and above 1; None takes eps_clip for both, or 3e-4 4e-4 with gspo, 1 4 with cispo."""
     dual_clip: Annotated[float | None, Within("(1, inf)"), Needs(".policy_loss_type=ppo|gspo|gspo_token")] = None
     """Bound on the loss if the advantage is negative (dual-clip PPO)."""
-    policy_loss_type: PolicyLossName = "ppo"
+    policy_loss_type: PolicyLossName | UserFunction = "ppo"
     """ppo clips the probability ratio of each token; gspo clips one ratio per sequence, gspo_token with advantages per
-    token; cispo weights log-probs by clipped ratios; sapo passes ratios through a smooth gate."""
+    token; cispo weights log-probs by clipped ratios; sapo passes ratios through a smooth gate. FILE.py:NAME?clip=0.3 is
+    a function of your own."""
     sapo_temperature_pos: Annotated[float, Within("(0, inf)"), Needs(".policy_loss_type=sapo")] = 1.0
     """How fast sapo's gate closes when the ratio leaves 1, for positive advantages."""
     sapo_temperature_neg: Annotated[float, Within("(0, inf)"), Needs(".policy_loss_type=sapo")] = 1.05
@@ -223,9 +225,9 @@ class RewardConfig(PlacedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
-    estimator: EstimatorName = "reinforce_baseline"
+    estimator: EstimatorName | UserFunction = "reinforce_baseline"
     """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, remax subtracts the reward of a
-    greedy response, and grpo_passk rewards the best of pass_k responses."""
+    greedy response, and grpo_passk rewards the best of pass_k responses. FILE.py:NAME is a function of your own."""
     pass_k: Annotated[int, Within("[1, inf)"), Needs(".estimator=grpo_passk")] = 4
     """Responses of which the best counts, for grpo_passk."""
     gamma: Annotated[float, Within("[0, 1]")] = 1.0

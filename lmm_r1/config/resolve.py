@@ -25,6 +25,7 @@ from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
 from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import function_file
 from remote_rm.redaction import HIDDEN, hidden_settings
 
 logger = logging.getLogger(__name__)
@@ -181,7 +182,8 @@ def _clip_range(actor: ActorConfig) -> dict[str, object]:
         return {}
     if both is not None:
         return {"actor.eps_clip_low_high": (both, both)}
-    low, high = CLIP_RANGES[actor.policy_loss_type]
+    # A function of the user's own may use the range or not.
+    low, high = CLIP_RANGES.get(actor.policy_loss_type, CLIP_RANGES["ppo"])
     if (low, high) != CLIP_RANGES["ppo"] and math.isfinite(high):
         logger.warning("--actor.eps_clip_low_high %g %g: the range for %s", low, high, actor.policy_loss_type)
     return {"actor.eps_clip_low_high": (low, high)}
@@ -217,7 +219,7 @@ def _correction(config: PPOConfig) -> dict[str, object]:
 def _gamma(config: PPOConfig) -> dict[str, object]:
     """Return a discount of 1 for estimators that compare whole responses, as OpenRLHF does."""
     advantage = config.algo.advantage
-    if advantage.estimator in ("gae", "reinforce") or advantage.gamma == 1.0:
+    if advantage.estimator in ("gae", "reinforce") or function_file(advantage.estimator) or advantage.gamma == 1.0:
         return {}
     logger.warning(
         "--algo.advantage.gamma %g is not used: %s compares whole responses", advantage.gamma, advantage.estimator

@@ -160,6 +160,8 @@ RUNS = "runs"
 """The folder for output that no flag names a place for."""
 JsonText = NewType("JsonText", str)
 """A JSON object as text; in a YAML file it may also be a mapping."""
+UserFunction = NewType("UserFunction", str)
+"""A function of a user's file, `FILE.py:NAME?option=value&option=value`, next to the names of a `Literal`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,18 @@
-"""A user's own Python file as a module."""
+"""A user's own Python file as a module, and its functions by name."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
+import re
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl
 
 from lmm_r1.errors import UserError
 
@@ -53,6 +58,55 @@ def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
             f"{what} {path}: the file cannot be imported ({said}); correct it{see}{advice(error)}"
         ) from error
     return module
+
+
+_FUNCTION = re.compile(r"(?P<path>[^?]+\.py)(?::(?P<name>[A-Za-z_]\w*))?(?:\?(?P<options>.*))?")
+
+
+def function_file(text: str) -> str | None:
+    """Return the file in `FILE.py:NAME?option=value`; None for a text of another form."""
+    form = _FUNCTION.fullmatch(text)
+    return form and form["path"]
+
+
+def load_user_function(text: str, *, default: str, flag: str) -> Callable[..., Any]:
+    """Return the function that `FILE.py:NAME?option=value&option=value` names; it raises UserError if the user's code raises.
+
+    Options are Python literals or text, and are bound to the function's keyword-only parameters.
+
+    Args:
+        default: the function's name if the text has none.
+
+    Raises:
+        UserError: the file cannot be imported, or has no such function with these options.
+    """
+    form = _FUNCTION.fullmatch(text)
+    assert form is not None, "refused where the flag is read"
+    name, module = form["name"] or default, f"user_{default}"
+    function = getattr(load_user_file(form["path"], name=module, what=flag), name, None)
+    if not callable(function):
+        raise UserError(f"{flag} {text}: the file defines no {name}; add it, or name another as {form['path']}:NAME")
+    options = {option: _literal(value) for option, value in parse_qsl(form["options"] or "", keep_blank_values=True)}
+    known = [one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    if unknown := sorted(options.keys() - known):
+        told = ", ".join(known) or "none"
+        raise UserError(f"{flag} {text}: {name} has no keyword-only parameter {unknown[0]}; known are {told}")
+
+    def called(*given: object) -> Any:
+        try:
+            return function(*given, **options)
+        except Exception as error:  # the user's own code, which may raise anything
+            place, said = failure(error, modules=(module,))
+            raise UserError(f"{flag} {text}: {name} raised {said}{place and f', at{place}'}{advice(error)}") from error
+
+    return called
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def advice(error: BaseException) -> str:

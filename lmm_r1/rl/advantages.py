@@ -16,6 +16,8 @@ from typing import get_args
 import torch
 
 from lmm_r1.config.ppo import EstimatorName
+from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_function
 
 # Rewards are sums of a few parts in single precision, each with an error of up to 6e-8 of its size. A smaller spread than
 # this, relative to the largest value or to 1, is rounding; no rule gives rewards that differ by less on purpose.
@@ -151,6 +153,33 @@ def grpo_passk(rollout: RewardedRollout) -> Estimate:
 
 ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(EstimatorName)}
 """The functions above that `--algo.advantage.estimator` names."""
+
+
+@cache
+def estimator_named(name: str) -> Estimator:
+    """Return the function that `--algo.advantage.estimator` names; a user's is tried with a group of two samples.
+
+    A user's function returns the advantages of the samples, (G, n), or an `Estimate`. Raises UserError if it cannot be used.
+    """
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    function = load_user_function(name, default="estimate", flag="--algo.advantage.estimator")
+
+    def estimate(rollout: RewardedRollout) -> Estimate:
+        found, shape = function(rollout), rollout.rewards.shape
+        if isinstance(found, torch.Tensor) and found.shape == shape:
+            return _returns(rollout, found)
+        if not isinstance(found, Estimate):
+            raise UserError(
+                f"{name}: an estimator returns a tensor of the rewards' shape {tuple(shape)}, or an Estimate"
+            )
+        return found
+
+    rewards, zeros = torch.tensor([[1.0, 0.0]], dtype=torch.double), torch.zeros(2, 2)
+    part = RewardedPass(places=(0, 1), mask=torch.ones_like(zeros, dtype=torch.long), kl=zeros, values=zeros)
+    alone = RewardedRollout(rewards=rewards, passes=[part], kl_coef=0.0, gamma=1.0, lambd=1.0, divide=True)
+    estimate(replace(alone, greedy=torch.zeros_like(rewards[:, :1])))
+    return estimate
 
 
 def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch.Tensor]:

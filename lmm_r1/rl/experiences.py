@@ -18,7 +18,7 @@ from lmm_r1.data.sample import Sample, media_before
 from lmm_r1.errors import UserError
 from lmm_r1.host.openrlhf import Experience
 from lmm_r1.host.workers import RayActorGroup
-from lmm_r1.rl.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
+from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named, group_deviations
 from lmm_r1.rl.batching import PassLimits, data_parallel_size, forward_plan, pass_of, sample_sizes
 from lmm_r1.rl.mismatch import Mismatch, modality_info, modality_of
 from lmm_r1.rl.model_groups import Models, ask
@@ -292,7 +292,7 @@ def add_advantages(
         deviations = group_deviations(rollout.rewards, rollout.counted).expand_as(rollout.rewards).flatten().float()
         for sample in samples:
             sample.info["group_reward_std"] = deviations[sample.index]
-    estimate = ESTIMATORS[config.algo.advantage.estimator](rollout)
+    estimate = estimator_named(config.algo.advantage.estimator)(rollout)
     (every_reward,), (every_advantage,), (every_return,) = (
         estimate.token_rewards,
         estimate.advantages,

@@ -10,6 +10,9 @@ import torch
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import LossAggregation, PolicyLossName
+from lmm_r1.config.shared import UserFunction
+from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_function
 
 # As in OpenRLHF: probabilities stay this far from 0 and 1, whose logarithms would be infinite.
 LEAST_PROBABILITY = 1e-6
@@ -99,6 +102,8 @@ class PolicyPass:
     advantages: torch.Tensor
     mask: torch.Tensor
     """1 for loss tokens."""
+    engine_log_probs: torch.Tensor | None = None
+    """Those that the engine sampled by."""
 
     def log_ratios(self, *, to: torch.Tensor | None = None) -> torch.Tensor:
         """Return log pi - log pi_old, or the difference to other log-probs; 0 for tokens that are not in the loss."""
@@ -110,7 +115,7 @@ class PolicyPass:
 class LossSettings:
     """The settings of a run's policy loss."""
 
-    loss: PolicyLossName = "ppo"
+    loss: PolicyLossName | UserFunction = "ppo"
     aggregation: LossAggregation = "token-mean"
     length: int = 1
     """The number that seq-mean-token-sum-norm divides by."""
@@ -216,11 +221,38 @@ SEQUENCE_LOSSES = ("gspo", "gspo_token")
 """The losses with one ratio per sequence, which are always averaged over sequences, as in OpenRLHF."""
 
 
+def loss_named(name: str) -> PolicyLossFunction:
+    """Return the function that `--actor.policy_loss_type` names; a user's is tried with two samples.
+
+    A user's function gets the pass alone, and returns the losses of the tokens, (B, A), or `TokenLosses`. Raises UserError if
+    it cannot be used.
+    """
+    if name in POLICY_LOSSES:
+        return POLICY_LOSSES[name]
+    function = load_user_function(name, default="policy_loss", flag="--actor.policy_loss_type")
+
+    def loss(given: PolicyPass, settings: LossSettings) -> TokenLosses:
+        found, shape = function(given), given.mask.shape
+        if isinstance(found, torch.Tensor) and found.shape == shape:
+            return TokenLosses(losses=found, clipped=torch.zeros_like(given.mask, dtype=torch.bool))
+        if not isinstance(found, TokenLosses):
+            raise UserError(
+                f"{name}: a policy loss returns a tensor of the tokens' shape {tuple(shape)}, or TokenLosses"
+            )
+        return found
+
+    ones = torch.ones(2, 3)
+    old = {"old_log_probs": -ones, "advantages": ones, "mask": ones.long(), "engine_log_probs": -ones}
+    loss(PolicyPass(log_probs=torch.full((2, 3), -1.0, requires_grad=True), **old), LossSettings())
+    return loss
+
+
 class PolicyLoss:
     """The policy loss of a run, called as OpenRLHF's."""
 
     def __init__(self, settings: LossSettings) -> None:
         self.settings = settings
+        self._function = loss_named(settings.loss)
 
     def __call__(
         self,
@@ -242,8 +274,14 @@ class PolicyLoss:
             dp_size: over how many ranks gradients are averaged.
             batch_num_tokens, global_batch_size: loss tokens of the whole optimizer step, and its sequences with loss tokens.
         """
-        given = PolicyPass(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages, mask=action_mask)
-        found = POLICY_LOSSES[self.settings.loss](given, self.settings)
+        given = PolicyPass(
+            log_probs=log_probs,
+            old_log_probs=old_log_probs,
+            advantages=advantages,
+            mask=action_mask,
+            engine_log_probs=rollout_log_probs,
+        )
+        found = self._function(given, self.settings)
         losses, engine_kl, filtered = found.losses, None, None
         correction = self.settings.correction
         if correction.level != "off":

@@ -42,6 +42,7 @@ from lmm_r1.data.training_rows import (
     with_left_out,
 )
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import function_file
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
@@ -70,8 +71,10 @@ from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.records.run_folder import STAGE_TITLES, RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
+from lmm_r1.rl.advantages import estimator_named
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.loop import RLRun, optimizer_steps
+from lmm_r1.rl.losses import loss_named
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
@@ -95,6 +98,13 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     ]
     files = dict.fromkeys(function.path for function in reward_functions(config.reward) if function.path is not None)
     paths += [SharedPath(flag="--reward.remote_url", path=path) for path in files]
+    functions = {
+        "algo.advantage.estimator": config.algo.advantage.estimator,
+        "actor.policy_loss_type": config.actor.policy_loss_type,
+    }
+    paths += [
+        SharedPath(flag=f"--{flag}", path=file) for flag, text in functions.items() if (file := function_file(text))
+    ]
     if config.train.agent_func_path is not None:
         paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
@@ -224,8 +234,10 @@ def _opened(config: PPOConfig) -> Checkpoint:
 
 
 def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
-    """Raise UserError if a model of the run does not fit the policy or its settings, or the user's filter has an error."""
+    """Raise UserError if a model of the run does not fit the policy or its settings, or a function of the user's has an error."""
     GroupFilter.of(config)
+    estimator_named(config.algo.advantage.estimator)
+    loss_named(config.actor.policy_loss_type)
     # The critic may start from the reward model that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):

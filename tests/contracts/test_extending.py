@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import re
 import runpy
@@ -12,8 +13,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.commands import flags, write_rows
 from helpers.commands_here import start_anew
+
+from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named
+from lmm_r1.rl.losses import LossSettings, PolicyPass, loss_named
 
 pytestmark = pytest.mark.slow
 
@@ -22,9 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = re.compile(r"# (?P<file>[\w/.]+\.py)(?:, (?P<how>in|before) (?P<name>\w+))?(?::.*)?")
 # The project's own tests that run for an example, or over all names at once.
 TESTS = {
-    "group_range": "tests/unit/rl/test_advantages.py",
-    "every_name": "tests/unit/rl/test_advantages.py",
-    "reinforce_loss": "tests/unit/rl/test_policy_losses.py",
     "contains": "tests/contracts/test_verifiers.py",
     "test_registry": "tests/unit/remote_rm/test_registry.py",
     "hotter": "tests/contracts/test_environments.py",
@@ -99,8 +101,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "names",
-    [("group_range", "every_name", "reinforce_loss", "hotter"), ("contains", "test_registry"), ("qwen2_vl",)],
-    ids=["estimator, loss, environment", "verifier", "kit"],
+    [("hotter",), ("contains", "test_registry"), ("qwen2_vl",)],
+    ids=["environment", "verifier", "kit"],
 )
 def test_the_project_extended_as_the_page_says_passes_its_own_tests(project, names):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--no-header", "--tb=short"]
@@ -158,3 +160,21 @@ def test_the_verifier_is_a_reward_of_its_own_file(tmp_path, monkeypatch):
     queries = ["q<think>so</think><answer>the Cat</answer>", "q<think>so</think><answer>a dog</answer>"]
     reply = reward_func(queries, ["q", "q"], ["cat", "cat"])
     assert (reply["rewards"], reply["scores"]) == ([1.5, 0.5], [1.0, 0.0])
+
+
+def test_the_estimator_and_the_loss_have_their_values_by_hand(tmp_path):
+    for name in ("group_range.py", "weighted_loss.py"):
+        (tmp_path / name).write_text(USERS[name], encoding="utf-8")
+    mask = torch.tensor([[1, 0], [1, 1], [0, 1]])
+    part = RewardedPass(places=(0, 1, 2), mask=mask, kl=torch.zeros(3, 2))
+    rewards = torch.tensor([[1.0, 0.0, 0.5]], dtype=torch.double)
+    rollout = RewardedRollout(rewards=rewards, passes=[part], kl_coef=0.0, gamma=1.0, lambd=1.0, divide=False)
+    # Minus the mean of 0.5, divided by the range of 1 and the least of 1.
+    (advantages,) = estimator_named(f"{tmp_path}/group_range.py?least=1")(rollout).advantages
+    assert (advantages * mask).tolist() == [[0.25, 0.0], [-0.25, -0.25], [0.0, 0.0]]
+    old = torch.tensor([[math.log(0.1), math.log(0.3), 0.0]])
+    given = {"old_log_probs": old, "advantages": torch.tensor([[2.0, 2.0, 2.0]])}
+    passed = PolicyPass(log_probs=torch.full((1, 3), math.log(0.6)), mask=torch.tensor([[1, 1, 0]]), **given)
+    losses = loss_named(f"{tmp_path}/weighted_loss.py:policy_loss?most=3")(passed, LossSettings()).losses
+    # The first ratio of 6 counts as 3, the second is 2.
+    assert losses.tolist() == [pytest.approx([-6 * math.log(0.6), -4 * math.log(0.6), 0.0])]

@@ -17,7 +17,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.config.ppo import AdvantageConfig
+from lmm_r1.config.ppo import EstimatorName
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args
@@ -34,7 +34,7 @@ from lmm_r1.rl.advantages import (
 )
 from lmm_r1.rl.experiences import add_advantages, check_groups, experience_of
 
-NAMES = typing.get_args(typing.get_type_hints(AdvantageConfig)["estimator"])
+NAMES = typing.get_args(EstimatorName)
 # OpenRLHF's own.
 UPSTREAM = ("gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce")
 # The rewards of two groups. The third group is 1, 0, 0.5 and a sample that does not count: its mean is 0.5.

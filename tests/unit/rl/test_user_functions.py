@@ -1,0 +1,96 @@
+"""Estimators and policy losses of a user's file: their flags, and what is said of files that cannot be used."""
+
+import pytest
+import torch
+from helpers.rl_steps import random_pass
+
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.errors import UserError
+from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named, group_norm
+from lmm_r1.rl.losses import LossSettings, PolicyLoss, loss_named
+
+FILE = """
+from lmm_r1.rl.advantages import group_norm
+from lmm_r1.rl.losses import LossSettings, cispo, ppo
+
+def estimate(rollout):
+    return group_norm(rollout)
+
+def policy_loss(given, *, clip=0.2):
+    return ppo(given, LossSettings(clip=(clip, clip)))
+
+def plain(given):
+    return cispo(given, LossSettings(clip=(1.0, 4.0))).losses
+
+def wrong(given):
+    return given.nothing
+
+def short(given):
+    return 0.5
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "own.py").write_text(FILE)
+    return str(tmp_path / "own.py")
+
+
+def read(tmp_path, **settings: str) -> PPOConfig:
+    (tmp_path / "c.yaml").write_text(
+        "".join(f"{name.replace('__', '.')}: {text}\n" for name, text in settings.items())
+    )
+    common = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "rows.jsonl"]
+    flags = [f"--{name.replace('__', '.')}={text}" for name, text in settings.items()]
+    by_flags, by_file = (
+        parse(PPOConfig, [*common, *more], prog="p", description="")
+        for more in (flags, ["--config", f"{tmp_path}/c.yaml"])
+    )
+    assert by_flags == by_file
+    return resolve(by_flags)
+
+
+def test_both_flags_take_a_file_and_still_refuse_an_unknown_name(file, tmp_path, capsys):
+    config = read(tmp_path, algo__advantage__estimator=file, actor__policy_loss_type=f"{file}:plain")
+    assert (config.algo.advantage.estimator, config.actor.policy_loss_type) == (file, f"{file}:plain")
+    # They may compare the responses to a prompt, and use the range of ratios and the discount.
+    assert (config.rollout.n_samples_per_prompt, config.actor.eps_clip_low_high) == (8, (0.2, 0.2))
+    with pytest.raises(SystemExit):
+        read(tmp_path, actor__policy_loss_type="pp")
+    assert "must be one of ppo, gspo, gspo_token, cispo, sapo, not 'pp'; did you mean ppo?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("own", "known"),
+    [("?clip=0.1", LossSettings(clip=(0.1, 0.1))), (":plain", LossSettings(loss="cispo", clip=(1.0, 4.0)))],
+)
+def test_a_loss_of_a_file_gives_the_gradients_of_the_same_loss_by_name(own, known, file):
+    found = []
+    for settings in (LossSettings(loss=file + own), known):
+        given = random_pass(3, 5)
+        loss, *_ = PolicyLoss(settings)(**given)
+        loss.backward()
+        found.append([loss.detach(), given["log_probs"].grad])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_an_estimator_of_a_file_may_return_what_those_of_the_project_do(file):
+    part = RewardedPass(places=(0, 1), mask=torch.ones(2, 3, dtype=torch.long), kl=torch.zeros(2, 3))
+    rewards = torch.tensor([[0.9, 1 / 3]], dtype=torch.double)
+    rollout = RewardedRollout(rewards=rewards, passes=[part], kl_coef=0.0, gamma=1.0, lambd=1.0, divide=False)
+    assert torch.equal(estimator_named(file)(rollout).advantages[0], group_norm(rollout).advantages[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (":wrong", r"own\.py:wrong: wrong raised AttributeError: .* 'nothing', at .*own\.py, line 15"),
+        (":short", r"own\.py:short: a policy loss returns a tensor of the tokens' shape \(2, 3\), or TokenLosses"),
+        (":none", r"own\.py:none: the file defines no none; add it, or name another as .*own\.py:NAME"),
+        ("?clp=1", r"own\.py\?clp=1: policy_loss has no keyword-only parameter clp; known are clip"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_named_with_its_line(text, said, file):
+    with pytest.raises(UserError, match=said):
+        loss_named(file + text)
