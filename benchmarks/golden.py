@@ -215,8 +215,8 @@ def rl(case: str, given: Given) -> dict[str, Any]:
     if not records and not given.records:
         raise SystemExit(f"rl/{case}: {file} has no rollout of it; record it first")
     found: dict[str, Any] = {}
-    steps = replay(case, records, given.folder, flags=given.flags)
-    _, _, before = next(steps)
+    with quietly():
+        (_, _, before), *steps = replay(case, records, given.folder, flags=given.flags)
     for model, weights in before.items():
         whole = [fingerprint(value, name=name) for name, value in sorted(weights.items())]
         found[f"{model} at first"] = [_rounded(sum(column)) for column in zip(*whole, strict=True)]

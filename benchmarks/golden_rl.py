@@ -110,6 +110,7 @@ CASES: dict[str, Case] = {
     ),
     "gae": Case(
         kit="qwen2_5_vl",
+        sizes={"vocab_size": 640},
         media=IMAGES,
         flags={"algo.advantage.estimator": "gae", "algo.advantage.lambd": 0.95, "algo.advantage.gamma": 0.99}
         | {f"critic.{name}": value for name, value in OPTIMIZER.items()}
