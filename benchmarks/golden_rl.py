@@ -24,7 +24,7 @@ from train_batches import ordinary_tokens
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.data.images import load_video
+from lmm_r1.data.images import load_image, load_video
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.sample import EpisodeResult, Said, Sample, Segment
 from lmm_r1.data.training_rows import PromptStream
@@ -48,8 +48,9 @@ CORPUS = ("user\nWhat is 12 + 34? Which digit is it?", "assistant\n<think>12 + 3
 STEPS, GROUPS, SAMPLES = 2, 2, 4
 REWARDS = (0.9, 1 / 3, 0.0, 1.0, 0.25, 0.9, 0.6, -0.5, 1 / 3)
 LENGTHS = (3, 11, 1, 7, 14, 5, 2)
-# A step is about as large as the gradient, so that noise in gradients that should be 0 stays noise in the weights.
-OPTIMIZER = {"adam.lr": 1.0, "adam.eps": 1.0, "adam.weight_decay": 0.01, "lr_scheduler": "constant", "lr_warmup_ratio": 0.0}
+# A step is about as large as the gradient: a wrong scale shows, and noise in gradients that should be 0 stays noise.
+OPTIMIZER = {"adam.lr": 0.3, "adam.eps": 1.0, "adam.weight_decay": 0.01, "max_norm": 0.0}
+OPTIMIZER |= {"lr_scheduler": "constant", "lr_warmup_ratio": 0.0}
 COMMON: dict[str, Any] = {
     **{f"actor.{name}": value for name, value in OPTIMIZER.items()},
     "actor.gradient_checkpointing_enable": False,
@@ -81,7 +82,7 @@ class Case:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Of the language model, by their names in its config."""
     tied: bool = False
-    media: Sequence[Sequence[tuple[str, ...]]] = ((),)
+    media: Sequence[Sequence[tuple[Any, ...]]] = ((),)
     """By prompt in turns: its media as ("image", WIDTH, HEIGHT) or ("video", FRAMES, WIDTH, HEIGHT)."""
     prompts: int = STEPS * GROUPS
     equal: Sequence[int] = ()
@@ -94,10 +95,10 @@ WHOLE = {"train.batch_size": GROUPS * SAMPLES}
 CASES: dict[str, Case] = {
     "ppo": Case(
         sizes={"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512},
-        flags={"actor.dual_clip": 1.5, "actor.lr_scheduler": "linear", "actor.max_norm": 0.5},
+        flags={"actor.dual_clip": 1.5, "actor.lr_scheduler": "linear", "actor.max_norm": 0.5, "actor.adam.lr": 1.0},
     ),
     "gspo": Case(
-        flags={"actor.policy_loss_type": "gspo", "actor.eps_clip_low_high": (0.02, 0.03)}
+        flags={"actor.policy_loss_type": "gspo", "actor.eps_clip_low_high": (0.02, 0.03), "actor.adam.lr": 0.1}
         | {"algo.advantage.estimator": "rloo"}
     ),
     "cispo": Case(
@@ -114,7 +115,7 @@ CASES: dict[str, Case] = {
         media=IMAGES,
         flags={"algo.advantage.estimator": "gae", "algo.advantage.lambd": 0.95, "algo.advantage.gamma": 0.99}
         | {f"critic.{name}": value for name, value in OPTIMIZER.items()}
-        | {"algo.kl.init_coef": 0.05, "critic.value_clip": 0.05, "critic.adam.lr": 0.3},
+        | {"algo.kl.init_coef": 0.05, "critic.value_clip": 0.05, "critic.adam.lr": 0.2},
     ),
     "kl_loss": Case(
         flags=WHOLE | {"algo.kl.init_coef": 0.1, "algo.kl.use_loss": True, "algo.kl.estimator": "k3"},
@@ -143,20 +144,33 @@ CASES: dict[str, Case] = {
     ),
     "tied": Case(
         tied=True,
-        flags=WHOLE | {"algo.advantage.is_correction_level": "seq", "algo.advantage.is_correction_mode": "clip"},
+        flags=WHOLE
+        | {"algo.advantage.is_correction_level": "seq", "algo.advantage.is_correction_mode": "clip"}
+        | {"reward.overlong_buffer_len": 56, "reward.stop_properly_penalty_coef": 0.5},
     ),
-    "gemma3": Case(kit="gemma3", media=IMAGES),
-    "phi4": Case(kit="phi4_multimodal", media=IMAGES),
-    "video": Case(kit="qwen3_vl", media=((("video", 4, 56, 84),), (("image", 84, 56), ("video", 2, 56, 56)))),
+    "gemma3": Case(
+        kit="gemma3", media=IMAGES, flags={"algo.advantage.estimator": "grpo_passk", "algo.advantage.pass_k": 2}
+    ),
+    "phi4": Case(
+        kit="phi4_multimodal",
+        media=IMAGES,
+        flags={"actor.policy_loss_type": "gspo_token", "actor.eps_clip_low_high": (0.02, 0.03)},
+    ),
+    "video": Case(
+        kit="qwen3_vl",
+        flags={"algo.advantage.estimator": "flash_reinforce"},
+        media=((("video", 4, 56, 84),), (("image", 84, 56), ("video", 2, 56, 56))),
+    ),
 }
 
 
 def parts_of(described: Sequence[Any]) -> tuple[Part, ...]:
     """Return the parts of a message: texts, and media as lists of their kind, their sizes and a seed."""
-    return tuple(TextPart(one) if isinstance(one, str) else _medium(*one) for one in described)
+    return tuple(TextPart(one) if isinstance(one, str) else medium(*one) for one in described)
 
 
-def _medium(kind: str, *numbers: int) -> ImagePart | VideoPart:
+def medium(kind: str, *numbers: int) -> ImagePart | VideoPart:
+    """Return an image or a video by its sizes and a seed."""
     *frames, width, height, seed = numbers
     noise = random.Random(seed)
     # Squares of noise, stretched: no two patches and no two frames are equal.
@@ -170,7 +184,7 @@ def encode(checkpoint: Checkpoint, described: Sequence[Any]) -> EncodedPrompt:
     return checkpoint.kit.encode(
         checkpoint.processor,
         messages,
-        images=[part.source for part in images_of(messages)],
+        images=[load_image(part, location="golden") for part in images_of(messages)],
         videos=[load_video(part, location="golden") for part in videos_of(messages)],
         add_generation_prompt=True,
     )
@@ -357,7 +371,7 @@ def start_workers(config: PPOConfig, *, rows: int) -> Workers:
     path, steps = config.actor.model_name_or_path, optimizer_steps(config, num_rows=rows)
     started: dict[str, Any] = {}
     kinds = {"policy": KitPolicyActor, "reference": KitReferenceActor, "critic": KitCriticActor}
-    given = {"policy": (steps, []), "reference": (), "critic": (steps,)}
+    given: dict[str, tuple[Any, ...]] = {"policy": (steps, []), "reference": (), "critic": (steps,)}
     has = {"policy": True, "reference": config.needs_reference_model, "critic": bool(config.critic.model_name_or_path)}
     for name, kind in kinds.items():
         if has[name]:
