@@ -140,7 +140,7 @@ CASES: dict[str, Case] = {
     ),
     "lora": Case(
         flags={"ds.lora.rank": 4, "algo.kl.init_coef": 0.05, "algo.kl.use_loss": True, "algo.kl.estimator": "k2"}
-        | {"actor.adam.lr": 3.0}
+        | {"actor.adam.lr": 1.0}
     ),
     "tied": Case(
         tied=True,
