@@ -49,7 +49,7 @@ STEPS, GROUPS, SAMPLES = 2, 2, 4
 REWARDS = (0.9, 1 / 3, 0.0, 1.0, 0.25, 0.9, 0.6, -0.5, 1 / 3)
 LENGTHS = (3, 11, 1, 7, 14, 5, 2)
 # A step is about as large as the gradient: a wrong scale shows, and noise in gradients that should be 0 stays noise.
-OPTIMIZER = {"adam.lr": 0.3, "adam.eps": 1.0, "adam.weight_decay": 0.01, "max_norm": 0.0}
+OPTIMIZER: dict[str, Any] = {"adam.lr": 0.3, "adam.eps": 1.0, "adam.weight_decay": 0.01, "max_norm": 0.0}
 OPTIMIZER |= {"lr_scheduler": "constant", "lr_warmup_ratio": 0.0}
 COMMON: dict[str, Any] = {
     **{f"actor.{name}": value for name, value in OPTIMIZER.items()},
