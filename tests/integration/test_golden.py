@@ -1,0 +1,40 @@
+"""The golden record is what this tree computes, and a planted difference is found by its name."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers.processes import warm_python
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+pytestmark = pytest.mark.slow
+
+
+def compare(*arguments: str) -> tuple[int, list[str]]:
+    """The exit code, and what is printed."""
+    command = [warm_python(), str(BENCHMARKS / "golden.py"), "compare", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    return ended.returncode, ended.stdout.splitlines()
+
+
+def test_rows_and_a_replayed_rollout_are_as_recorded():
+    code, told = compare("rows", "rl/entropy")
+    assert (code, told[-1]) == (0, "0 differences"), told
+
+
+def test_another_setting_is_found_in_metrics_and_weights():
+    code, told = compare("rl/entropy", "--flags", "--actor.entropy_coef", "0.06")
+    assert code == 1
+    for what in ("metrics actor_grad_norm: recorded", "policy lm_head.weight: norm of its change recorded"):
+        assert any(line.startswith(f"  rl/entropy step 1 {what}") for line in told), what
+
+
+def test_another_record_is_found_with_both_values(tmp_path):
+    recorded = json.loads((BENCHMARKS / "golden/rows.json").read_text())
+    recorded["lmm_r1/rows.jsonl"]["rows"]["0"]["answer"] = "another"
+    (tmp_path / "rows.json").write_text(json.dumps(recorded))
+    code, told = compare("rows/lmm_r1/rows.jsonl", "--folder", str(tmp_path))
+    assert code == 1
+    assert told[1].startswith("  rows/lmm_r1/rows.jsonl rows 0 answer: recorded 'another', now ")
