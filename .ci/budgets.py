@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-RATCHET = "ae7c531c75b5"
+RATCHET = "ec66a42851f2"
 SETTINGS = "pyproject.toml"
 
 PRODUCT = ("lmm_r1", "remote_rm")

@@ -117,9 +117,7 @@ CASES: dict[str, Case] = {
         | {f"critic.{name}": value for name, value in OPTIMIZER.items()}
         | {"algo.kl.init_coef": 0.05, "critic.value_clip": 0.05, "critic.adam.lr": 0.2},
     ),
-    "kl_loss": Case(
-        flags=WHOLE | {"algo.kl.init_coef": 0.1, "algo.kl.use_loss": True, "algo.kl.estimator": "k3"},
-    ),
+    "kl_loss": Case(flags=WHOLE | {"algo.kl.init_coef": 0.1, "algo.kl.use_loss": True, "algo.kl.estimator": "k3"}),
     "entropy": Case(
         flags={"actor.entropy_coef": 0.05, "algo.advantage.estimator": "reinforce"}
         | {"algo.advantage.is_correction_level": "token", "algo.advantage.is_correction_threshold": (0.95, 1.05)}

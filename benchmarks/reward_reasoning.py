@@ -54,10 +54,7 @@ def main() -> None:
 
 def table_of(result: dict) -> str:
     """Return the figures for readers, in Markdown."""
-    rows = {
-        "math-verify alone, one process": "math_verify",
-        "the verifier `math`, one process": "verifier",
-    } | {
+    rows = {"math-verify alone, one process": "math_verify", "the verifier `math`, one process": "verifier"} | {
         f"this server, batches of {batch:,}, {clients} in flight": f"server/{batch}"
         for batch, clients in CLIENTS.items()
     }

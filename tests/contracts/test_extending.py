@@ -100,9 +100,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "names",
-    [("hotter",), ("contains", "test_registry"), ("qwen2_vl",)],
-    ids=["environment", "verifier", "kit"],
+    "names", [("hotter",), ("contains", "test_registry"), ("qwen2_vl",)], ids=["environment", "verifier", "kit"]
 )
 def test_the_project_extended_as_the_page_says_passes_its_own_tests(project, names):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--no-header", "--tb=short"]
