@@ -30,8 +30,8 @@ demo: $(STAMP)
 demo-readme: $(STAMP)
 	rm -rf runs/demo_readme
 	$(VENV)/bin/python benchmarks/demo.py --seeds 1 2 3 --runs runs/demo_readme --output benchmarks/results/demo.json
-	$(CHROMIUM) --headless --no-sandbox --hide-scrollbars --window-size=1280,1010 --screenshot=examples/demo_report.png \
-		"file://$(CURDIR)/runs/demo_readme/1/report.html"
+	$(CHROMIUM) --headless --no-sandbox --hide-scrollbars --window-size=1280,975 --screenshot=examples/demo_report.png \
+		"file://$(CURDIR)/runs/demo_readme/seed1/demo/report.html"
 
 # glibc gives every large tensor's memory back at once, and the kernel clears new pages for the next: a tenth of the time.
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_TOP_PAD_=67108864

@@ -40,7 +40,7 @@ def main() -> None:
 
 def of_seeds(folder: Path, *, arch: str | None, seeds: list[int], flags: list[str]) -> dict:
     """Return the runs of some seeds and the least that the stages gained."""
-    runs = [run(seed, folder / str(seed), arch=arch, flags=flags) for seed in seeds]
+    runs = [run(seed, folder / f"seed{seed}/demo", arch=arch, flags=flags) for seed in seeds]
     return {
         "runs": runs,
         "least_text_gain_of_fre": min(entry["text_gain_of_fre"] for entry in runs),
