@@ -5,7 +5,8 @@ python benchmarks/golden.py compare [PART | PART/CASE ...]    compute it again, 
 python benchmarks/golden.py compare rl/gspo --flags --actor.eps_clip_low_high 0.02 0.031     a planted difference
 
 Without names, all parts. `compare` exits with 1 if anything differs: integers and texts exactly, floats beyond `TOLERANCE`.
-The rollouts and the published configs are inputs: `record` keeps them, and makes rollouts only for a case that has none.
+Rollouts and published configs are inputs, which `record` makes only if there are none. The repository's record is of a
+processor with AVX2; with others floats differ by up to a thousandth, so record the earlier tree there, with `--folder`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ LEAST_SHARE = 1e-2
 """The same for tensors, as a share of the norm of the whole model's change: some gradients are 0 but for rounding."""
 THREADS = "2"
 COLD_START_STEPS, COLD_START_WARMUP = 60, 20
-"""The demo's first steps: its warm-up is a twentieth of its 400."""
+"""The first of the demo's 400."""
 ITEM_SECONDS = 10.0
 SEED = "1"
-UNRECORDED = ("timing/",)
-"""Metrics that begin so say nothing of what is computed."""
+UNRECORDED = ("timing/",)  # metrics
 
 
 @dataclass(frozen=True, kw_only=True)
