@@ -413,7 +413,7 @@ def process_environment() -> dict[str, str]:
 def test_an_image_row_longer_than_the_budget_is_skipped_and_counted_in_sft(tiny_models, work):
     Image.new("RGB", (560, 560)).save(work / "large.png")  # 20 x 20 placeholders
     write_rows(work, ANSWERED, with_image("large.png", base=ANSWERED))
-    argv = sft(tiny_models["image"], data__max_len=300)
+    argv = sft(tiny_models["image"], data__max_len=300, data__overlong_images="keep")
     command = [warm_python(), "-m", "lmm_r1.cli.train_sft", *argv]
     ended = subprocess.run(command, cwd=work, env=process_environment(), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
