@@ -98,7 +98,7 @@ def chosen(names: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     every = [f"{part}/{case}" for part, (cases, _) in PARTS.items() if part in parts for case in cases()]
     for name in names:
         if not any(name in (one, one.partition("/")[0]) for one in every):
-            parser.error(f"{name} is no part ({', '.join(PARTS)}) and none of these cases: {', '.join(every)}")
+            parser.error(f"{name} is neither a part ({', '.join(PARTS)}) nor one of these cases: {', '.join(every)}")
     return [one for one in every if not names or one in names or one.partition("/")[0] in names]
 
 
@@ -128,11 +128,11 @@ def settle(name: str, arguments: argparse.Namespace) -> int:
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         print(f"{name}: recorded ({took})", flush=True)
         return 0
-    told = list(differences(recorded.get(case), found, path=name, tolerance=TOLERANCE))
-    print(f"{name}: {f'{len(told)} differences' if told else 'as recorded'} ({took})", flush=True)
-    for line in told:
+    lines = list(differences(recorded.get(case), found, path=name, tolerance=TOLERANCE))
+    print(f"{name}: {f'{len(lines)} differences' if lines else 'as recorded'} ({took})", flush=True)
+    for line in lines:
         print(f"  {line}")
-    return len(told)
+    return len(lines)
 
 
 def flags_of(given: Sequence[str]) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def _group(row: Row, record: Mapping[str, Any], checkpoint: Checkpoint) -> list[
 
 
 class Ref:
-    """A reference to an object, in the place of Ray's."""
+    """A reference to an object, used instead of Ray's."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -341,7 +341,7 @@ def without_ray() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """The workers of a run's models, which are none of Ray's."""
+    """The workers of a run's models, in this process instead of in Ray."""
 
     policy: Any
     critic: Any = None

@@ -26,9 +26,9 @@ def test_a_rollout_repeats_and_another_setting_is_found_in_metrics_and_weights(t
     case = ("rl/entropy", "--folder", str(tmp_path))
     golden("record", *case)
     assert golden("compare", *case)[1][-1] == "0 differences"
-    _, told = golden("compare", *case, "--flags", "--actor.entropy_coef", "0.06")
+    code, told = golden("compare", *case, "--flags", "--actor.entropy_coef", "0.06")
     for what in ("metrics actor_grad_norm: recorded", "policy lm_head.weight: norm of its change recorded"):
-        assert any(line.startswith(f"  rl/entropy step 1 {what}") for line in told), what
+        assert (code, any(line.startswith(f"  rl/entropy step 1 {what}") for line in told)) == (1, True), what
 
 
 def test_another_record_is_found_with_both_values(tmp_path):
