@@ -32,16 +32,16 @@ from lmm_r1.generation import media_store
 from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import default_to_one_process, leave_group, make_strategy
-from lmm_r1.host.workers import RayActorGroup
+from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, TinyModelSpec, get_kit
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.experiences import experience_of
 from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.loop import optimizer_steps
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models, ask
+from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.step import Learner, make_rollout, train_on
-from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, KitReferenceActor, PassMedia
+from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, KitReferenceActor
 from remote_rm.verifier import Score
 
 CORPUS = ("user\nWhat is 12 + 34? Which digit is it?", "assistant\n<think>12 + 34 = 46</think><answer>46</answer>")
@@ -355,11 +355,11 @@ class Workers:
     @property
     def engines(self) -> dict[str, Any]:
         """The trained models under DeepSpeed, by their names in the record."""
-        return {"policy": self.policy.actor.model} | ({} if self.critic is None else {"critic": self.critic.critic})
+        return {"policy": self.policy.engine} | ({} if self.critic is None else {"critic": self.critic.engine})
 
 
-def _group_of(worker: Any) -> RayActorGroup:
-    group = object.__new__(RayActorGroup)
+def _group_of(worker: Any) -> WorkerGroup:
+    group = object.__new__(WorkerGroup)
     group._actor_handlers, group.duplicate_actors = [Handle(worker)], 1
     return group
 
@@ -407,7 +407,7 @@ def replay(name: str, records: list[dict[str, Any]], folder: Path, *, flags: Map
             kl_weight=KLWeight(value=kl.init_coef, target=kl.target, horizon=kl.horizon),
             mismatch=Mismatch(config),
         )
-        learner.share_prefix = all(ask(learner.models.policy, "shares_prefix"))
+        learner.share_prefix = all(ask(learner.models.policy, KitPolicyActor.shares_prefix))
         yield {}, [], _weights(workers)
         for step in range(1, STEPS + 1):
             made = make_rollout(learner, step)
@@ -430,13 +430,7 @@ def note_log_probs(records: list[dict[str, Any]], checkpoint: Checkpoint, policy
     noise = random.Random(7)
     for group, record in zip(RecordedEngine(checkpoint, records).groups.values(), records, strict=True):
         for sample, described in zip(group, record["samples"], strict=True):
-            one = experience_of(sample, max_len=max_len)
-            found = policy.forward(
-                one.sequences,
-                one.action_mask,
-                one.attention_mask,
-                mm_train_inputs_list=PassMedia(rows=one.mm_train_inputs),
-            )[0].tolist()
+            found = policy.forward([[TrainingSample.of(sample, max_len=max_len)]])[0][0].tolist()
             spans = iter(sample.action_ranges)
             for segment in described["segments"]:
                 if "generated" in segment:

@@ -23,7 +23,7 @@ from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import read_json_object, write_json_object
 from lmm_r1.generation.codec import check_turn_end
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media, kit_of
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, kit_of
 from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, Capability, Confirmation, DerivedKit, KitFile, write_kit
 from lmm_r1.lmm_kits.discovery import SIZES, Discovery, Unsupported, first_line, picture, write_small
 from lmm_r1.models.actor import KitActor
@@ -31,7 +31,7 @@ from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal
-from lmm_r1.models.packed.self_check import text_ids
+from lmm_r1.models.packed.self_check import CheckSample, prompts_of, text_ids
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.supervised.samples import encode_sample
 
@@ -79,15 +79,6 @@ def _own_kit(model: str) -> str | None:
     except UserError:
         return None
     return None if isinstance(kit, DerivedKit) else kit.model_type
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeSample:
-    """A prompt and a response."""
-
-    prompt: list[int]
-    response: list[int]
-    media: Media | None
 
 
 @dataclass(kw_only=True)
@@ -151,7 +142,7 @@ class Checks:
         return self.kit.encode(self.processor, messages, images=images, add_generation_prompt=answer is None)
 
     @cached_property
-    def samples(self) -> list[ProbeSample]:
+    def samples(self) -> list[CheckSample]:
         """Samples with an image, of text, with two images, and a second one of the first prompt."""
         words = text_ids(self.stock.model_config, banned=self._banned)
         prompts = [
@@ -161,7 +152,7 @@ class Checks:
         ]
         lengths = ((0, 6), (1, 4), (2, 5), (0, 3))
         return [
-            ProbeSample(prompt=prompts[place].token_ids, response=words(length), media=prompts[place].media)
+            CheckSample(prompt=prompts[place].token_ids, response=words(length), media=prompts[place].media)
             for place, length in lengths
         ]
 
@@ -290,7 +281,7 @@ class Checks:
     def _check_filler(self) -> None:
         """Check that the blank image of ranks without images runs, and changes nothing for a text."""
         ids, media = self.kit.filler_media(self.stock.model_config) or ([], None)
-        blank = ProbeSample(prompt=ids, response=self.samples[1].response, media=media)
+        blank = CheckSample(prompt=ids, response=self.samples[1].response, media=media)
         both = results(self.stock, [self.samples[1], blank]).values[:1]
         _require(largest(both, self.alone.values[1:2]), "a blank image in the batch changes the log-probs of a text")
 
@@ -482,7 +473,7 @@ def _asked(*parts: str | tuple[int, int]) -> tuple[list[Message], list[Any]]:
     return [Message(role="user", parts=content)], images
 
 
-def results(model: KitModule, samples: Sequence[ProbeSample], *, side: str = "right") -> ProbeResults:
+def results(model: KitModule, samples: Sequence[CheckSample], *, side: str = "right") -> ProbeResults:
     """Return what a model gives for the responses of samples, in one batch."""
     width = max(len(sample.prompt) + len(sample.response) for sample in samples)
     sequences, mask, wanted = torch.zeros(3, len(samples), width, dtype=torch.long)
@@ -495,7 +486,7 @@ def results(model: KitModule, samples: Sequence[ProbeSample], *, side: str = "ri
     assert isinstance(model, torch.nn.Module)
     model.zero_grad()
     media = [sample.media for sample in samples]
-    values = model(sequences, wanted[:, 1:], attention_mask=mask, media=media)
+    values = model(sequences, wanted[:, 1:], attention_mask=mask, media=media, prompts=prompts_of(samples))
     rows = [row[chosen.bool()] for row, chosen in zip(values, wanted[:, 1:], strict=True)]
     # Weights by place, so that no gradients cancel out.
     loss = torch.stack([(row * torch.arange(1, len(row) + 1).cos()).sum() for row in rows]).sum()

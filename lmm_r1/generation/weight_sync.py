@@ -6,6 +6,7 @@ Saving a model reverts that for all weights at once; here it is done for as few 
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,10 +29,15 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+from lmm_r1.config import PPOConfig
 from lmm_r1.files.atomic import writing
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, handle_of, slots_of, weights_in
 from lmm_r1.host.models import GatheredParameters, whole_state_dict, whole_weights
-from lmm_r1.host.openrlhf import get_physical_gpu_id, torch_dist_barrier_and_cuda_sync
+from lmm_r1.host.openrlhf import (
+    get_physical_gpu_id,
+    stateless_init_process_group,
+    torch_dist_barrier_and_cuda_sync,
+)
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import FrozenLinear4bit, adapted_layers, merged_layer, merged_state_dict, quantized_layers
 
@@ -131,16 +137,40 @@ class BroadcastChannel:
     """From rank 0 to engines on GPUs of their own, over NCCL."""
 
     engines: Sequence[Any]
-    broadcast: Callable[[torch.Tensor], None]
-    """Sends a tensor of rank 0 to every worker of all engines."""
+    broadcast: Callable[[torch.Tensor], None] | None
+    """Sends a tensor of rank 0 to every worker of all engines; None on other ranks."""
 
     def send(self, weights: Mapping[str, torch.Tensor]) -> None:
-        if dist.get_rank() != 0:
+        if self.broadcast is None:
             return
         buffer, slots = _filled(weights)
         refs = [engine.receive_bucket.remote(slots) for engine in self.engines]
         self.broadcast(buffer)
         ray.get(refs)
+
+
+def join_engines(engines: Sequence[Any], config: PPOConfig) -> Callable[[torch.Tensor], None]:
+    """Make a group of this process and all workers of the engines; return what sends a tensor from here to all others."""
+    per_engine, through_ray, name = config.vllm.tensor_parallel_size, config.vllm.sync_with_ray, "openrlhf"
+    address, size = ray.util.get_node_ip_address(), len(engines) * per_engine + 1
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    refs = [
+        engine.init_process_group.remote(
+            address, port, number * per_engine + 1, size, name, backend="nccl", use_ray=through_ray
+        )
+        for number, engine in enumerate(engines)
+    ]
+    if through_ray:
+        from ray.util import collective
+
+        collective.init_collective_group(world_size=size, rank=0, backend="nccl", group_name=name)
+        ray.get(refs)
+        return lambda buffer: collective.broadcast(buffer, 0, group_name=name)
+    group = stateless_init_process_group(address, port, 0, size, torch.cuda.current_device())
+    ray.get(refs)
+    return lambda buffer: group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
 
 
 @dataclass(frozen=True)

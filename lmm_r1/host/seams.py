@@ -25,57 +25,7 @@ class Replacement:
     reason: str
 
 
-_ACTOR = {
-    "ours": "lmm_r1.models.actor:worker_policy",
-    "reason": "loading, positions and media tensors depend on the architecture: the kit knows them",
-}
-_VALUE_MODEL = {
-    "ours": "lmm_r1.models.value_model:worker_value_model",
-    "reason": "upstream knows plain language models alone, and computes no images",
-}
-_MEDIA = {
-    "ours": "lmm_r1.rl.workers:media_per_row",
-    "reason": "upstream joins media tensors along dimension 0 for every architecture; the kit joins them",
-}
-_REPLAY_BUFFER = {
-    "ours": "lmm_r1.rl.workers:GroupReplayBuffer",
-    "reason": "passes stay as they were planned over all ranks",
-}
-
 REPLACEMENTS: tuple[Replacement, ...] = (
-    Replacement(upstream="openrlhf.trainer.ray.ppo_actor:Actor", **_ACTOR),
-    Replacement(upstream="openrlhf.trainer.ray.launcher:Actor", **_ACTOR),
-    Replacement(upstream="openrlhf.trainer.ray.ppo_critic:get_llm_for_sequence_regression", **_VALUE_MODEL),
-    Replacement(upstream="openrlhf.trainer.ray.launcher:get_llm_for_sequence_regression", **_VALUE_MODEL),
-    Replacement(upstream="openrlhf.trainer.ray.ppo_actor:merge_mm_train_inputs", **_MEDIA),
-    Replacement(upstream="openrlhf.utils.vlm_utils:merge_mm_train_inputs", **_MEDIA),
-    Replacement(upstream="openrlhf.trainer.ray.ppo_actor:NaiveReplayBuffer", **_REPLAY_BUFFER),
-    Replacement(upstream="openrlhf.trainer.ray.ppo_critic:NaiveReplayBuffer", **_REPLAY_BUFFER),
-    Replacement(
-        upstream="openrlhf.trainer.ray.ppo_actor:get_tokenizer",
-        ours="lmm_r1.rl.workers:load_processor",
-        reason="upstream runs a checkpoint's own code and takes every model with a vision_config for one family",
-    ),
-    Replacement(
-        upstream="openrlhf.trainer.ray.ppo_critic:get_tokenizer",
-        ours="lmm_r1.rl.workers:load_processor",
-        reason="what is saved beside a critic's weights is the kit's processor, too",
-    ),
-    Replacement(
-        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer",
-        ours="lmm_r1.rl.workers:KitActorPPOTrainer",
-        reason="weights reach the engines without CUDA, and all of the engines' caches are reset",
-    ),
-    Replacement(
-        upstream="openrlhf.trainer.ray.ppo_actor:PolicyLoss",
-        ours="lmm_r1.rl.workers:no_loss",
-        reason="upstream knows two losses, and refuses the settings of others",
-    ),
-    Replacement(
-        upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer",
-        ours="lmm_r1.rl.workers:KitCriticPPOTrainer",
-        reason="upstream hands a critic no media",
-    ),
     Replacement(
         upstream="openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
         ours="lmm_r1.host.seams:prepare_training",
@@ -149,24 +99,6 @@ PATCHES: tuple[Replacement, ...] = (
     Replacement(upstream="deepspeed.runtime.zero.stage_1_and_2:muon_update", **_MUON),
     Replacement(upstream="deepspeed.runtime.zero.stage3:muon_update", **_MUON),
 )
-
-
-def install(settings: object) -> None:
-    """Put our names in the place of those that upstream's worker code looks up; may be called again.
-
-    Only in processes that hold models. `init_device_mesh` is left to `prepare_training`.
-
-    Args:
-        settings: `LoadSettings` of the process's model.
-    """
-    models = (_ACTOR["ours"], _VALUE_MODEL["ours"])
-    built = {path: functools.partial(resolve(path), settings=settings) for path in models}
-    for replacement in REPLACEMENTS:
-        if replacement.ours.endswith(":prepare_training"):
-            continue
-        module, name = replacement.upstream.split(":")
-        ours = built[replacement.ours] if replacement.ours in built else resolve(replacement.ours)
-        setattr(importlib.import_module(module), name, ours)
 
 
 def prepare_training() -> None:

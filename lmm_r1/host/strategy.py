@@ -234,17 +234,16 @@ def make_strategy(config: PPOConfig | SupervisedConfig) -> KitStrategy:
         # Only the driver talks to the trackers; workers need no key.
         config = dotted.replace(config, dict.fromkeys(_TRACKERS))
     args = to_openrlhf_args(config)
-    if is_rl:
-        # Upstream's name for optimizer steps of any number of passes, which ours always are. Whether passes are cut by
-        # tokens is asked of the config.
-        args.train.dynamic_batch_enable = True
-        # Upstream's average is a second model in the precision of the passes, and replaces the policy in every save.
-        args.train.enable_ema = False
+    # Upstream's name for optimizer steps of any number of passes, which ours always are: DeepSpeed divides by none. Whether
+    # passes are cut by tokens is asked of the config.
+    args.train.dynamic_batch_enable = True
+    # Upstream's average is a second model in the precision of the passes, and replaces the policy in every save.
+    args.train.enable_ema = False
     strategy = KitStrategy(
         seed=args.train.seed,
         full_determinism=args.train.full_determinism_enable,
         max_norm=args.actor.max_norm if is_rl else args.max_norm,
-        micro_train_batch_size=1 if is_rl else args.train.micro_batch_size,
+        micro_train_batch_size=1,
         train_batch_size=args.train.batch_size,
         zero_stage=args.ds.zero_stage,
         args=args,

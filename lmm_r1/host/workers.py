@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-from openrlhf.trainer.ray.launcher import RayActorGroup  # calls the workers of a model
-from openrlhf.trainer.ray.launcher import ReferenceModelActor as ReferenceModelActor
-from openrlhf.trainer.ray.launcher import RewardModelActor as RewardModelActor
-from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer as ActorPPOTrainer  # the policy's update
-from openrlhf.trainer.ray.ppo_actor import PolicyModelActor as PolicyModelActor
-from openrlhf.trainer.ray.ppo_critic import CriticModelActor as CriticModelActor
-from openrlhf.trainer.ray.ppo_critic import CriticPPOTrainer as CriticPPOTrainer  # the critic's update
+from openrlhf.trainer.ray.launcher import BaseModelActor as BaseModelActor  # base class of the workers of models
+from openrlhf.trainer.ray.launcher import RayActorGroup  # starts the workers of a model
+from openrlhf.utils.deepspeed.deepspeed_utils import offload_deepspeed_states as offload_deepspeed_states
+from openrlhf.utils.deepspeed.deepspeed_utils import reload_deepspeed_states as reload_deepspeed_states
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Longer than Ray takes to find free GPUs; others may hold them.
 _PATIENCE_S = 30.0
@@ -106,8 +105,36 @@ def groups_apart(nodes: Sequence[str], *, size: int) -> int:
     return sum(len(set(nodes[start : start + size])) > 1 for start in range(0, len(nodes), size))
 
 
-class NodeSortedGroup(RayActorGroup):
-    """OpenRLHF's workers of one model, each on the GPU that a reservation has for its rank."""
+class WorkerGroup(RayActorGroup):
+    """The workers of one model, each on the GPU that a reservation has for its rank.
+
+    Methods are given as functions of the worker's class, so that a call names what it runs.
+    """
+
+    @property
+    def ranks(self) -> int:
+        """How many workers get different samples."""
+        return len(self._actor_handlers) // self.duplicate_actors
+
+    def start(self, method: Callable[..., Any], *given: Any, **named: Any) -> list[ray.ObjectRef]:
+        """Call a method on all workers, and return references to their answers."""
+        return [getattr(worker, method.__name__).remote(*given, **named) for worker in self._actor_handlers]
+
+    def hand_out(self, shares: Sequence[Any]) -> list[ray.ObjectRef]:
+        """Store one share for each rank in Ray's object store."""
+        assert len(shares) == self.ranks, f"{len(shares)} shares for {self.ranks} ranks"
+        return [ray.put(share) for share in shares]
+
+    def start_shares(self, method: Callable[..., Any], shares: Sequence[ray.ObjectRef], **named: Any) -> list[Any]:
+        """Call a method on all workers with the shares of their ranks, and return references to their answers."""
+        return [
+            getattr(worker, method.__name__).remote(shares[number // self.duplicate_actors], **named)
+            for number, worker in enumerate(self._actor_handlers)
+        ]
+
+    def of_ranks(self, answers: Sequence[T]) -> Sequence[T]:
+        """Return one answer for each rank from those of all workers: workers that share samples give the same."""
+        return answers[:: self.duplicate_actors]
 
     def _initiate_actors(self, pg: Reservation, num_gpus_per_actor: float) -> None:
         """Start the workers; all but the first get the address of the first."""

@@ -20,7 +20,7 @@ from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
 from lmm_r1.models.output_layer import LayerOutcomes, TokenDistribution, TokenOutcomes, token_outcomes
-from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.packing import Prompts, Targets
 from lmm_r1.models.packed.sequence_parallel import bare, running
 
 MakeOutcomes = Callable[[torch.Tensor, Callable[[], WantedTokens]], LayerOutcomes]
@@ -93,12 +93,13 @@ class KitActor(KitModule, Actor):
         packed_seq_lens: list[int] | None = None,
         return_entropy: bool = False,
         media: Sequence[SampleMedia] = (),
+        prompts: Prompts | None = None,
         distillation: Distillation | None = None,
     ) -> Any:
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
-        `media` holds one entry per row of `sequences` (B, T). In packed samples, the prompt's media have the same key in all
-        rows of a group. The ranks of `ring_attn_group` get the same batch and share its tokens; every rank returns all
+        `media` holds one entry per row of `sequences` (B, T). Packed samples of one of the `prompts` may share what they
+        begin with. The ranks of `ring_attn_group` get the same batch and share its tokens; every rank returns all
         log-probs. The output has logits only if no log-probs are requested. With a distillation, its `divergence`
         (B, T - 1) is that of the response tokens' distributions from the teacher's, 0 elsewhere.
         """
@@ -106,7 +107,7 @@ class KitActor(KitModule, Actor):
         routers = self.routers if return_output else None
         if action_mask is None and not return_logprobs:
             return self._run(sequences, attention_mask, media, routers=routers)
-        targets = wanted_targets(attention_mask, action_mask)
+        targets = wanted_targets(attention_mask, action_mask, prompts)
 
         def make(target_ids: torch.Tensor, wanted: Callable[[], WantedTokens]) -> LayerOutcomes:
             if distillation is not None:
@@ -299,22 +300,9 @@ class KitActor(KitModule, Actor):
         )
 
 
-def worker_policy(path: str, settings: LoadSettings, **given: Any) -> KitActor:
-    """Return the policy or reference of an RL run, with the arguments that OpenRLHF's workers pass to `Actor`.
-
-    Args:
-        given: those arguments; all but two of them are in the settings.
-    """
-    return KitActor(
-        path,
-        settings,
-        temperature=given.get("temperature", 1.0),
-        ban_media_tokens=True,
-        ds_config=given.get("ds_config"),
-    )
-
-
-def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | None) -> Targets:
+def wanted_targets(
+    attention_mask: torch.Tensor, action_mask: torch.Tensor | None, prompts: Prompts | None = None
+) -> Targets:
     """Return the tokens of a batch whose predictions are used: those of the responses, or all.
 
     Args:
@@ -323,8 +311,8 @@ def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | Non
     """
     wanted = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
     if action_mask is None:
-        return Targets(wanted=wanted, shared=False)
+        return Targets(wanted=wanted)
     width = action_mask.shape[1]
     responses = torch.zeros_like(wanted)
     responses[:, wanted.shape[1] - width :] = action_mask.bool()
-    return Targets(wanted=wanted & responses, shared=True)
+    return Targets(wanted=wanted & responses, prompts=prompts)

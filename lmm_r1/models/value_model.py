@@ -22,7 +22,7 @@ from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import DTYPES, LoadSettings, is_sharded, load_model
-from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.packing import Prompts, Targets
 from lmm_r1.models.packed.sequence_parallel import running
 
 _MODEL = "model."  # in front of the names of the backbone's weights in the module's own state dict
@@ -81,7 +81,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         ring_attn_group: dist.ProcessGroup | None = None,
         packed_seq_lens: list[int] | None = None,
         media: Sequence[SampleMedia] = (),
-        prompt_lengths: torch.Tensor | None = None,
+        prompts: Prompts | None = None,
     ) -> Any:
         """Return a value per response token, (B, A), or without an action mask a reward per row, (B,).
 
@@ -90,13 +90,13 @@ class KitValueModel(KitModule, torch.nn.Module):
         Args:
             media: one entry per row of `input_ids` (B, T).
             return_output: also return the backbone's output.
-            prompt_lengths: tokens of each row's prompt, (B,), if packed rows share their common prefix.
+            prompts: which rows continue the same prompt, if packed rows share their common prefix.
         """
         assert attention_mask is not None, "all workers pass it"
         targets = (
-            last_tokens(attention_mask, prompt_lengths)
+            last_tokens(attention_mask, prompts)
             if action_mask is None
-            else wanted_targets(attention_mask, action_mask)
+            else wanted_targets(attention_mask, action_mask, prompts)
         )
         run = self._run_packed if self.packing_samples else self._run_padded
         values, output = run(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)
@@ -155,24 +155,6 @@ class KitValueModel(KitModule, torch.nn.Module):
         self.kit.save_processor(processor, Path(folder))
 
 
-def worker_value_model(
-    path: str, model_type: Literal["critic", "reward"], settings: LoadSettings, **given: Any
-) -> KitValueModel:
-    """Return the critic or reward model of an RL run, with the arguments that OpenRLHF's workers pass.
-
-    Args:
-        given: arguments of `get_llm_for_sequence_regression`; all but three of them are in the settings.
-    """
-    return KitValueModel(
-        path,
-        model_type,
-        settings,
-        value_head_prefix=given["value_head_prefix"],
-        normalize_reward=given["normalize_reward"],
-        ds_config=given["ds_config"],
-    )
-
-
 @contextmanager
 def _head_expected(checkpoint: Checkpoint, *, default: str) -> Iterator[None]:
     """Let transformers report missing and unexpected weights, except the output layer and the value head."""
@@ -200,16 +182,12 @@ def drop_output_layer(model: PreTrainedModel) -> None:
     setattr(model.get_submodule(parent), own_name, None)
 
 
-def last_tokens(attention_mask: torch.Tensor, prompts: torch.Tensor | None = None) -> Targets:
-    """Return the last token of each sample (B, T) as the target.
-
-    Args:
-        prompts: tokens of each sample's prompt, (B,), if samples of one prompt share their prefix.
-    """
+def last_tokens(attention_mask: torch.Tensor, prompts: Prompts | None = None) -> Targets:
+    """Return the last token of each sample (B, T) as the target."""
     last = attention_mask.shape[1] - 1 - attention_mask.long().fliplr().argmax(dim=1)
     wanted = torch.zeros_like(attention_mask, dtype=torch.bool)
     wanted[torch.arange(len(last), device=last.device), last] = True
-    return Targets(wanted=wanted, shared=prompts is not None, prompts=prompts)
+    return Targets(wanted=wanted, prompts=prompts)
 
 
 class ValueHead(torch.nn.Linear):

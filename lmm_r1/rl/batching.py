@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple, TypeAlias
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
-from lmm_r1.data.sample import TreeSample, media_before, prefix_tree
-from lmm_r1.host.openrlhf import Experience
-from lmm_r1.host.workers import RayActorGroup
+from lmm_r1.data.sample import TreeSample, prefix_tree
+from lmm_r1.rl.samples import TrainingSample
 
 Batch = list["SampleSize"]
 
@@ -231,18 +228,6 @@ def _branches(batch: Batch) -> list[Batch]:
     return [batch]
 
 
-def prompt_tokens(sample: Experience) -> int:
-    """Return how many tokens of a sample without padding precede its first loss token; all if it has none."""
-    first = sample.action_mask.flatten().nonzero().flatten()[:1]
-    # The action mask is about the token after each.
-    return int(first) + 1 if len(first) else sample.sequences.numel()
-
-
-def data_parallel_size(group: RayActorGroup) -> int:
-    """Return how many workers of a group get different samples."""
-    return len(group._actor_handlers) // group.duplicate_actors
-
-
 def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> PassLimits:
     """Return what one pass may hold by `--rollout.*` or `--train.*`; GPUs that share a pass add up their tokens."""
     by_tokens = config.train.dynamic_batch_enable
@@ -257,40 +242,28 @@ def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> Pass
     )
 
 
-def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
-    """Return the sizes of experiences of one sample each, without padding; groups share prompt and media."""
-    groups: dict[Hashable, list[int]] = {}
-    prompts = []
-    for index, sample in enumerate(samples):
-        token_ids, prompt = sample.sequences.flatten(), prompt_tokens(sample)
-        key = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
-        groups.setdefault(key, []).append(index)
-        prompts.append(prompt)
-    sizes = [
+def sample_sizes(samples: Sequence[TrainingSample]) -> list[SampleSize]:
+    """Return the sizes of samples, with the parts that those of a group share."""
+    groups: dict[int, list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    shared = {number: iter(_shared(members)) for number, members in groups.items()}
+    return [
         SampleSize(
             index=index,
-            group=number,
-            prompt=prompts[index],
-            response=samples[index].sequences.numel() - prompts[index],
-            shared=shared,
+            group=sample.group,
+            prompt=sample.prompt_tokens,
+            response=len(sample.token_ids) - sample.prompt_tokens,
+            shared=next(shared[sample.group]),
         )
-        for number, members in enumerate(groups.values())
-        for index, shared in zip(
-            members, _shared([samples[index] for index in members], prompt=prompts[members[0]]), strict=True
-        )
+        for index, sample in enumerate(samples)
     ]
-    return sorted(sizes, key=attrgetter("index"))
 
 
-def _shared(group: Sequence[Experience], *, prompt: int) -> list[tuple[SharedTokens, ...]]:
+def _shared(group: Sequence[TrainingSample]) -> list[tuple[SharedTokens, ...]]:
     """Return for each sample of a group the nodes after the prompt that it shares with others."""
-    rows = [
-        TreeSample(
-            token_ids=sample.sequences.flatten().numpy(),
-            media=media if isinstance(media := sample.mm_train_inputs[0], tuple) else (),
-        )
-        for sample in group
-    ]
+    prompt = group[0].prompt_tokens
+    rows = [TreeSample(token_ids=sample.token_ids.numpy(), media=sample.media or ()) for sample in group]
     shared: list[list[SharedTokens]] = [[] for _ in group]
     for number, node in enumerate(prefix_tree(rows, known=prompt)):
         tokens = node.end - max(node.start, prompt)
@@ -300,12 +273,16 @@ def _shared(group: Sequence[Experience], *, prompt: int) -> list[tuple[SharedTok
     return [tuple(parts) for parts in shared]
 
 
+Pass: TypeAlias = list[TrainingSample]
+"""The samples of one forward pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdatePasses:
     """The passes of the optimizer steps on one rollout."""
 
-    steps: list[list[Experience]]
-    """For each optimizer step the passes of all ranks, those of one rank in a row; every rank has as many."""
+    steps: list[list[list[Pass]]]
+    """For each optimizer step the passes of each rank; every rank has as many."""
     unique_tokens: int
     """How many tokens the steps would compute if each computed shared prefixes once."""
 
@@ -314,49 +291,23 @@ class UpdatePasses:
 WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
 
 
-def forward_plan(samples: Sequence[Experience], *, ranks: int, limits: PassLimits) -> list[list[int]]:
-    """Return the passes of all ranks over a rollout, as places of its samples.
-
-    Those of one rank are in a row, and every rank has as many.
-    """
+def forward_passes(samples: Sequence[TrainingSample], *, ranks: int, limits: PassLimits) -> list[list[Pass]]:
+    """Return the passes of each rank over a rollout; every rank has as many."""
     plan = plan_forward(sample_sizes(samples), ranks=ranks, limits=limits)
-    return [batch for rank in plan for batch in rank]
-
-
-def pass_of(samples: Sequence[Experience]) -> Experience:
-    """Return samples as one batch, with zeros after the shorter ones."""
-    return Experience.concat_experiences(list(samples), 0)
+    return [[[samples[place] for place in batch] for batch in rank] for rank in plan]
 
 
 def update_passes(
-    samples: Sequence[Experience], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
+    samples: Sequence[TrainingSample], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
 ) -> UpdatePasses:
     """Return the passes of every optimizer step on a rollout's samples.
 
     Which samples make up an optimizer step depends only on the seed and the batch size, not on the number of ranks or
     on how the samples were computed.
     """
-    items = [_trained_part(sample) for sample in samples]
+    items = [sample.trained_part() for sample in samples]
     sizes = sample_sizes(items)
     plan = plan_update(sizes, batch_size=batch_size, ranks=ranks, limits=limits, seed=seed)
-    steps = [[pass_of([items[place] for place in batch]) for rank in step for batch in rank] for step in plan]
+    steps = [[[[items[place] for place in batch] for batch in rank] for rank in step] for step in plan]
     updated = [[sizes[place] for rank in step for batch in rank for place in batch] for step in plan]
     return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, updated)))
-
-
-def _trained_part(sample: Experience) -> Experience:
-    """Return what an update takes of a sample: only the prompt of a masked sample.
-
-    No loss then counts it or divides by it, neither its tokens nor the sample: sum_i M_i A_i L_i / sum_i M_i (Mini-o3,
-    arXiv:2509.07969). Entropy and KL leave it out as well. Its group computes its prompt anyway.
-    """
-    prompt, length = prompt_tokens(sample), sample.sequences.numel()
-    if not sample.info.get("masked") or prompt == length:
-        return sample
-    cut: dict[str, Any] = {}
-    for name, value in vars(sample).items():
-        if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(name):
-            cut[name] = value[:, : prompt if value.shape[1] == length else prompt - 1]
-    (media,) = sample.mm_train_inputs
-    kept = tuple(item for item in media if item.start < prompt) if media else ()
-    return replace(sample, **cut, mm_train_inputs=[kept or None])

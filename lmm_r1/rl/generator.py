@@ -26,8 +26,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.group import GroupSettings, SampledGroup
-from lmm_r1.host.openrlhf import Experience, batch_vllm_engine_call
-from lmm_r1.rl.experiences import ReferenceAhead, experience_of
+from lmm_r1.host.openrlhf import batch_vllm_engine_call
 from lmm_r1.rl.groups import (
     KEEPS_ALL,
     DroppedGroup,
@@ -40,7 +39,9 @@ from lmm_r1.rl.groups import (
     rewards_summary,
 )
 from lmm_r1.rl.model_groups import sleep, wake, worker_errors
+from lmm_r1.rl.outputs import ReferenceAhead
 from lmm_r1.rl.rollouts import Rollout, check_loss_tokens, check_parts, with_all_logs
+from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class KitSamplesGenerator:
         check_parts(groups)
         check_loss_tokens(groups)
         return Rollout(
-            experiences=self._experiences([sample for group in groups for sample in group]),
+            samples=self._trained(groups),
             groups=groups,
             overlong=gathered.overlong,
             refused=gathered.refused,
@@ -244,12 +245,14 @@ class KitSamplesGenerator:
             return
         judged = self._judged(group, settings)
         if not isinstance(judged, str):
-            gathered.ahead.add(self._experiences(judged))
+            gathered.ahead.add(self._trained([judged]))
 
-    def _experiences(self, samples: Sequence[Sample]) -> list[Experience]:
-        max_len, masks = self.settings.max_len, self.group_filter.masks
+    def _trained(self, groups: Sequence[Sequence[Sample]]) -> list[TrainingSample]:
+        members = [(number, sample) for number, group in enumerate(groups) for sample in group]
+        given: dict[str, Any] = {"max_len": self.settings.max_len, "logs_masked": self.group_filter.masks}
         return [
-            experience_of(sample, place=place, max_len=max_len, masks=masks) for place, sample in enumerate(samples)
+            TrainingSample.of(sample, place=place, group=number, **given)
+            for place, (number, sample) in enumerate(members)
         ]
 
     def _check_filling(self, gathered: _Gathered, prompts: PromptStream) -> None:

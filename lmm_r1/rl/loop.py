@@ -27,6 +27,7 @@ from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints, MovingReference
 from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, ages
 from lmm_r1.rl.step import Learner, train_on
+from lmm_r1.rl.workers import KitPolicyActor
 from lmm_r1.scoring import Moment
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class RLRun:
         If the run ends early, its last whole step is saved first.
         """
         learner = self.learner
-        learner.share_prefix = all(ask(learner.models.policy, "shares_prefix"))
+        learner.share_prefix = all(ask(learner.models.policy, KitPolicyActor.shares_prefix))
         if not self._resume() and self.config.ds.load_in_4bit:
             # The engines have loaded the checkpoint, and the policy computes with its weights in 4 bits.
             learner.send_weights()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.ppo import LossAggregation, PolicyLossName
+from lmm_r1.config.ppo import KLConfig, LossAggregation, PolicyLossName
 from lmm_r1.config.shared import UserFunction
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_function
+from lmm_r1.train.update import Terms
+
+if TYPE_CHECKING:
+    from lmm_r1.rl.samples import TrainingSample
 
 # As in OpenRLHF: probabilities stay this far from 0 and 1, whose logarithms would be infinite.
 LEAST_PROBABILITY = 1e-6
@@ -89,11 +94,16 @@ def _divergences(log_probs: torch.Tensor, rollout_log_probs: torch.Tensor, *, ga
 LARGEST_LOG_RATIO = 20.0
 # As in OpenRLHF: added to lengths that divide, which may be 0.
 NO_LENGTH = 1e-8
+# The k3 estimator reaches its bound long before; a smaller log-ratio would overflow its exponential.
+_LEAST_LOG_RATIO = -10.0
+_LARGEST_KL = 10.0
+# As in OpenRLHF: of an importance weight in the KL.
+_LARGEST_KL_WEIGHT = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPass:
-    """The samples of a pass, all (B, A)."""
+    """The B samples of a pass; tensors are (B, A) unless stated otherwise."""
 
     log_probs: torch.Tensor
     """The policy's, with a gradient."""
@@ -104,6 +114,46 @@ class PolicyPass:
     """1 for loss tokens."""
     engine_log_probs: torch.Tensor | None = None
     """Those that the engine sampled by."""
+    reference_log_probs: torch.Tensor | None = None
+    """Those of the reference model; None if the run has none."""
+    entropy: torch.Tensor | None = None
+    """The policy's at each token, with a gradient; None if neither the loss nor `--actor.entropy_coef` uses it."""
+    rewards: torch.Tensor | None = None
+    """(B,)."""
+    turns: torch.Tensor | None = None
+    """The number of the policy's turn from 0; -1 for tokens that the policy did not generate."""
+    columns: Sequence[Mapping[str, Any]] = ()
+    """Of each sample's record."""
+
+    @classmethod
+    def of(
+        cls, samples: Sequence[TrainingSample], *, log_probs: torch.Tensor, entropy: torch.Tensor | None
+    ) -> PolicyPass:
+        """Return the pass of samples; without old log-probs the policy is still the old one.
+
+        Args:
+            log_probs, entropy: the policy's, (B, A).
+        """
+
+        def part(name: str) -> torch.Tensor | None:
+            values = [getattr(sample, name) for sample in samples]
+            return None if values[0] is None else pad_sequence(values, batch_first=True).to(log_probs.device)
+
+        old, advantages, mask = part("log_probs"), part("advantages"), part("loss_mask")
+        assert advantages is not None, "added before"
+        assert mask is not None, "every sample has one"
+        return cls(
+            log_probs=log_probs,
+            old_log_probs=log_probs.detach() if old is None else old,
+            advantages=advantages,
+            mask=mask.long(),
+            engine_log_probs=part("engine_log_probs"),
+            reference_log_probs=part("reference_log_probs"),
+            entropy=entropy,
+            rewards=torch.tensor([sample.reward for sample in samples]),
+            turns=part("turns"),
+            columns=[sample.columns for sample in samples],
+        )
 
     def log_ratios(self, *, to: torch.Tensor | None = None) -> torch.Tensor:
         """Return log pi - log pi_old, or the difference to other log-probs; 0 for tokens that are not in the loss."""
@@ -125,6 +175,10 @@ class LossSettings:
     temperatures: tuple[float, float] = (1.0, 1.05)
     """SAPO's temperatures for positive advantages and for the others."""
     correction: Correction = Correction()
+    kl: KLConfig | None = None
+    """Of the KL to the reference in the loss; None without it."""
+    entropy_coef: float | None = None
+    """The weight of the entropy; None if it is not computed."""
 
     @classmethod
     def of(cls, config: PPOConfig) -> LossSettings:
@@ -145,17 +199,22 @@ class LossSettings:
                 gating=advantage.is_correction_gating,
                 bounds=(least, most),
             ),
+            kl=config.algo.kl if config.algo.kl.use_loss and config.algo.kl.init_coef > 0 else None,
+            entropy_coef=actor.entropy_coef,
         )
 
-    def mean_of_other_terms(self, **batch: Any) -> dict[str, object]:
-        """Return what makes OpenRLHF's `aggregate_loss` of KL and entropy the mean that the policy loss is.
+    @property
+    def per_sequence(self) -> bool:
+        """Whether the loss is a mean over sequences instead of tokens."""
+        return self.aggregation != "token-mean" or self.loss in SEQUENCE_LOSSES
+
+    def units(self, mask: torch.Tensor) -> int:
+        """Return what the loss of a pass is the mean over: its loss tokens, or its sequences with loss tokens.
 
         Args:
-            batch: what it gets about the optimizer step.
+            mask: (B, A).
         """
-        if self.aggregation == "seq-mean-token-sum-norm":
-            return batch | {"batch_num_tokens": self.length * batch["global_batch_size"]}
-        return batch | {"token_level_loss": self.aggregation == "token-mean" and self.loss not in SEQUENCE_LOSSES}
+        return int((mask.sum(dim=-1) > 0).sum() if self.per_sequence else mask.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,14 +280,18 @@ SEQUENCE_LOSSES = ("gspo", "gspo_token")
 """The losses with one ratio per sequence, which are always averaged over sequences, as in OpenRLHF."""
 
 
-def loss_named(name: str) -> PolicyLossFunction:
-    """Return the function that `--actor.policy_loss_type` names; a user's is tried with two samples.
+COSTLY = ("entropy", "reference_log_probs")
+"""What is computed only for a loss that reads it."""
 
-    A user's function gets the pass alone, and returns the losses of the tokens, (B, A), or `TokenLosses`. Raises UserError if
+
+def loss_named(name: str) -> tuple[PolicyLossFunction, frozenset[str]]:
+    """Return the function that `--actor.policy_loss_type` names, and which of `COSTLY` it reads.
+
+    A user's function is tried with two samples. It gets the pass alone, and returns the losses of the tokens, (B, A), or `TokenLosses`. Raises UserError if
     it cannot be used.
     """
     if name in POLICY_LOSSES:
-        return POLICY_LOSSES[name]
+        return POLICY_LOSSES[name], frozenset()
     function = load_user_function(name, default="policy_loss", flag="--actor.policy_loss_type")
 
     def loss(given: PolicyPass, settings: LossSettings) -> TokenLosses:
@@ -242,89 +305,149 @@ def loss_named(name: str) -> PolicyLossFunction:
         return found
 
     ones = torch.ones(2, 3)
-    old = {"old_log_probs": -ones, "advantages": ones, "mask": ones.long(), "engine_log_probs": -ones}
-    loss(PolicyPass(log_probs=torch.full((2, 3), -1.0, requires_grad=True), **old), LossSettings())
-    return loss
+    tried = _WatchedPass(
+        log_probs=torch.full((2, 3), -1.0, requires_grad=True),
+        old_log_probs=-ones,
+        advantages=ones,
+        mask=ones.long(),
+        engine_log_probs=-ones,
+        reference_log_probs=-ones,
+        entropy=torch.ones(2, 3, requires_grad=True),
+        rewards=torch.ones(2),
+        turns=torch.zeros(2, 3, dtype=torch.long),
+        columns=({}, {}),
+    )
+    loss(tried, LossSettings())
+    return loss, frozenset(tried.__dict__.pop("used", ()))
+
+
+class _WatchedPass(PolicyPass):
+    """A pass that notes what a loss reads of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in COSTLY:
+            self.__dict__.setdefault("used", set()).add(name)
+        return super().__getattribute__(name)
 
 
 class PolicyLoss:
-    """The policy loss of a run, called as OpenRLHF's."""
+    """The policy loss of a run, with the KL to the reference and the entropy as its flags ask."""
 
     def __init__(self, settings: LossSettings) -> None:
+        """Raises UserError if the loss cannot be used."""
         self.settings = settings
-        self._function = loss_named(settings.loss)
+        self._function, uses = loss_named(settings.loss)
+        self.needs_entropy = settings.entropy_coef is not None or "entropy" in uses
+        self._needs_reference = "reference_log_probs" in uses
 
-    def __call__(
-        self,
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        action_mask: torch.Tensor,
-        rollout_log_probs: torch.Tensor | None = None,
-        dp_size: int = 1,
-        batch_num_tokens: torch.Tensor | float | None = None,
-        global_batch_size: torch.Tensor | float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return the pass's part of the step's loss, the share of clipped tokens and the KL to the old policy.
+    @classmethod
+    def of(cls, config: PPOConfig) -> PolicyLoss:
+        """Return the loss of a run; raises UserError if it cannot be used."""
+        loss = cls(LossSettings.of(config))
+        if loss._needs_reference and not config.algo.kl.init_coef:
+            raise UserError(
+                f"--actor.policy_loss_type {config.actor.policy_loss_type} reads reference_log_probs, and "
+                "--algo.kl.init_coef 0 loads no reference; with 1e-9 there is one, and its own penalty adds nothing"
+            )
+        return loss
 
-        With a correction, also return the KL to the engine and the share of filtered tokens or sequences, else None.
+    def __call__(self, given: PolicyPass, *, kl_weight: float) -> Terms:
+        """Return the losses of a pass, and what is logged.
 
         Args:
-            log_probs, old_log_probs, advantages, action_mask, rollout_log_probs: (B, A).
-            dp_size: over how many ranks gradients are averaged.
-            batch_num_tokens, global_batch_size: loss tokens of the whole optimizer step, and its sequences with loss tokens.
+            kl_weight: of the KL to the reference in the loss.
         """
-        given = PolicyPass(
-            log_probs=log_probs,
-            old_log_probs=old_log_probs,
-            advantages=advantages,
-            mask=action_mask,
-            engine_log_probs=rollout_log_probs,
-        )
-        found = self._function(given, self.settings)
-        losses, engine_kl, filtered = found.losses, None, None
-        correction = self.settings.correction
+        mask, settings, correction = given.mask, self.settings, self.settings.correction
+        found = self._function(given, settings)
+        losses = found.losses
+        old_ratios = given.log_ratios().detach()
+        token_sums = {"ppo_clip_ratio": _sum(found.clipped.float(), mask), "ppo_kl": _sum(-old_ratios, mask)}
         if correction.level != "off":
-            assert rollout_log_probs is not None, "engines report log-probs in training"
-            weights = correction_weights(old_log_probs, rollout_log_probs, action_mask, correction)
-            losses, filtered = losses * weights.weights, weights.filtered
-            engine_kl = _mean(rollout_log_probs - old_log_probs, action_mask)
-        loss = aggregated(
-            losses,
-            action_mask,
-            settings=self.settings,
-            dp_size=dp_size,
-            tokens=action_mask.sum() if batch_num_tokens is None else batch_num_tokens,
-            sequences=(action_mask.sum(dim=-1) > 0).sum() if global_batch_size is None else global_batch_size,
-        )
-        old_kl = _mean(-given.log_ratios().detach(), action_mask)
-        return loss, _mean(found.clipped.float(), action_mask), old_kl, engine_kl, filtered
+            assert given.engine_log_probs is not None, "engines report log-probs in training"
+            weights = correction_weights(given.old_log_probs, given.engine_log_probs, mask, correction)
+            losses = losses * weights.weights
+            token_sums["vllm_kl"] = _sum(given.engine_log_probs - given.old_log_probs, mask)
+            token_sums["is_filter_ratio"] = weights.filtered * mask.sum()
+        loss = policy_loss = aggregated(losses, mask, settings=settings)
+        sums = {"policy_loss": policy_loss.detach()}
+        if settings.kl is not None:
+            assert given.reference_log_probs is not None, "a run with a KL has a reference"
+            kl = aggregated(_kl(given, settings.kl), mask, settings=settings)
+            loss = loss + kl * kl_weight
+            sums["kl"] = kl.detach()
+            token_sums["logprobs_diff"] = _sum(given.log_ratios(to=given.reference_log_probs).detach(), mask)
+        if settings.entropy_coef is not None:
+            assert given.entropy is not None, "computed where it is needed"
+            entropy = aggregated(given.entropy, mask, settings=settings)
+            sums["entropy_loss"] = entropy.detach()
+            if settings.entropy_coef:
+                loss = loss - entropy * settings.entropy_coef
+        return Terms(loss=loss, sums=sums, token_sums=token_sums)
 
 
-def aggregated(
-    losses: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    settings: LossSettings,
-    dp_size: int,
-    tokens: torch.Tensor | float,
-    sequences: torch.Tensor | float,
-) -> torch.Tensor:
-    """Return the part of an optimizer step's loss that a pass's token losses (B, A) are; parts of all passes add up to it.
+def aggregated(losses: torch.Tensor, mask: torch.Tensor, *, settings: LossSettings) -> torch.Tensor:
+    """Return the sum of a pass's token losses (B, A) over its units, tokens or sequences; see `LossSettings.units`.
 
     Args:
         mask: (B, A), 1 for loss tokens.
-        tokens, sequences: of the whole optimizer step.
     """
     if settings.aggregation == "seq-mean-token-sum-norm":
         # Dr. GRPO (arXiv:2503.20783): divided by lengths, long wrong responses would weigh less than short ones.
-        return (losses * mask).sum() / (settings.length * sequences) * dp_size
-    if settings.aggregation == "token-mean" and settings.loss not in SEQUENCE_LOSSES:
-        return (losses * mask).sum() / tokens * dp_size
+        return (losses * mask).sum() / settings.length
+    if not settings.per_sequence:
+        return (losses * mask).sum()
     lengths = mask.sum(dim=-1)
     # A sequence without loss tokens counts 0.
     means = (losses * mask).sum(dim=-1) / (lengths + NO_LENGTH) * (lengths > 0).float()
-    return means.sum() / sequences * dp_size
+    return means.sum()
+
+
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, *, clip: float | None
+) -> torch.Tensor:
+    """Return PPO's loss of values (arXiv:1707.06347, with values clipped around the old ones), summed over loss tokens.
+
+    Args:
+        values, old_values, returns, mask: (B, A).
+        clip: how far values may move without a larger loss; None for any.
+    """
+    losses = (values - returns).square()
+    if clip is not None:
+        held = old_values + (values - old_values).clamp(-clip, clip)
+        losses = torch.max(losses, (held - returns).square())
+    return 0.5 * (losses * mask).sum()
+
+
+def estimated_kl(log_ratios: torch.Tensor, *, estimator: str) -> torch.Tensor:
+    """Return the KL divergence of each token by the log-ratios log p - log q of samples from p.
+
+    The estimators are those of joschu.net/blog/kl-approx.html, bounded as in OpenRLHF.
+    """
+    if estimator == "k1":
+        found = log_ratios
+    elif estimator == "k2":
+        found = log_ratios**2 / 2.0
+    else:
+        assert estimator == "k3", "refused by config.checks"
+        bounded = log_ratios.clamp(min=_LEAST_LOG_RATIO)
+        found = (-bounded).exp() - 1 + bounded
+    return found.clamp(min=-_LARGEST_KL, max=_LARGEST_KL)
+
+
+def _kl(given: PolicyPass, settings: KLConfig) -> torch.Tensor:
+    """Return the KL to the reference of each token, (B, A).
+
+    With an unbiased gradient the value is that of the estimator, and the gradient that of KL(pi || reference) by samples of
+    the old policy: k2's, weighted by pi / pi_old.
+    """
+    assert given.reference_log_probs is not None, "a run with a KL has a reference"
+    log_ratios = given.log_probs.float() - given.reference_log_probs.float()
+    value = estimated_kl(log_ratios, estimator=settings.estimator)
+    if not settings.unbiased_gradient:
+        return value
+    weights = (given.log_probs.float() - given.old_log_probs.float()).exp().clamp(max=_LARGEST_KL_WEIGHT).detach()
+    surrogate = weights * (log_ratios**2 / 2.0)
+    return value.detach() + surrogate - surrogate.detach()
 
 
 def _clipped(ratios: torch.Tensor, given: PolicyPass, settings: LossSettings) -> TokenLosses:
@@ -342,6 +465,6 @@ def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
     return log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
-def _mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean over loss tokens, 0 if there are none."""
-    return torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1)
+def _sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the sum over loss tokens."""
+    return torch.where(mask.bool(), values, 0.0).sum()

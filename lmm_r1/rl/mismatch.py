@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.host.openrlhf import Experience
+
+if TYPE_CHECKING:
+    from lmm_r1.rl.samples import TrainingSample
 
 Modality = Literal["text", "image", "video"]
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
-# The keys of an experience's `info` that mark rows of a modality; OpenRLHF logs their means, the shares of such rows.
+# The logged values of samples that mark rows of a modality; their means are the shares of such rows.
 ROWS_WITH: dict[Modality, str] = {"image": "rows/image", "video": "rows/video"}
 WHERE_TO_LOOK = {
     "media": "the engine and the trainer see different images: compare the checkpoint's processor files with those it was "
@@ -80,33 +82,21 @@ def modality_of(row: Row) -> Modality:
     return "image" if images_of(row.messages) else "text"
 
 
-def modality_info(modality: Modality) -> dict[str, torch.Tensor]:
-    """Return the entries of one sample's `info` that mark its modality."""
-    return {name: torch.tensor([float(kind == modality)]) for kind, name in ROWS_WITH.items()}
-
-
-def modalities(experience: Experience) -> list[Modality]:
-    """Return the modality of every row of an experience, from its `info`."""
-    marks = {kind: [bool(mark) for mark in experience.info[name]] for kind, name in ROWS_WITH.items()}
-    rows = range(len(experience.sequences))
-    return [next((kind for kind, marked in marks.items() if marked[row]), "text") for row in rows]
-
-
-def gaps_of(
-    log_probs: torch.Tensor, engine_log_probs: torch.Tensor, action_mask: torch.Tensor, kinds: Sequence[Modality]
-) -> Gaps:
-    """Return the gaps over the response tokens of a batch.
+def gaps_of(samples: Sequence[TrainingSample], log_probs: Sequence[torch.Tensor]) -> Gaps:
+    """Return the gaps over the loss tokens of samples.
 
     Args:
-        log_probs: the trainer's, (B, A), as `engine_log_probs` and `action_mask`.
-        kinds: the modalities of the B rows.
+        log_probs: the trainer's of each sample, (A,) or more columns.
     """
-    apart = (log_probs.detach().float() - engine_log_probs.float()).abs()
     gaps: Gaps = {}
     for kind in MODALITIES:
-        rows = [row for row, its in enumerate(kinds) if its == kind]
-        if rows:
-            gaps[kind] = Gap.of(apart[rows][action_mask[rows].bool()])
+        apart = [
+            (own[: len(its.loss_mask)].float() - _known(its.engine_log_probs)).abs()[its.loss_mask]
+            for its, own in zip(samples, log_probs, strict=True)
+            if its.modality == kind
+        ]
+        if apart:
+            gaps[kind] = Gap.of(torch.cat(apart))
     return gaps
 
 
@@ -135,18 +125,15 @@ class Mismatch:
         # What was beyond the limit in the last step, if its own passes measured that.
         self._beyond: Gaps = {}
 
-    def measure(self, experiences: Sequence[Experience]) -> None:
+    def measure(self, samples: Sequence[TrainingSample]) -> None:
         """Note the gap of a rollout whose log-probs were computed before its update.
 
         Raises UserError if it is beyond the limit.
         """
-        self.add(
-            gaps_of(one.action_log_probs, one.rollout_log_probs, one.action_mask, modalities(one))
-            for one in experiences
-        )
+        self.add([gaps_of(samples, [_known(sample.log_probs) for sample in samples])])
         self.measured = True
         if not (self.checked and self._drifts):
-            check(self._gaps, experiences, limit=self.limit, unchecked=self.unchecked)
+            check(self._gaps, samples, limit=self.limit, unchecked=self.unchecked)
         self.checked = True
 
     def add(self, parts: Iterable[Mapping[Modality, Gap]]) -> None:
@@ -180,7 +167,7 @@ class Mismatch:
 
 
 def check(
-    gaps: Mapping[Modality, Gap], experiences: Sequence[Experience], *, limit: float, unchecked: frozenset[Modality]
+    gaps: Mapping[Modality, Gap], samples: Sequence[TrainingSample], *, limit: float, unchecked: frozenset[Modality]
 ) -> None:
     """Raise UserError if the mean distance of the rows of a kind is beyond the limit or is not a number.
 
@@ -193,7 +180,7 @@ def check(
     if "text" in gaps and gaps["text"].tokens and "text" not in off:
         hint = "media"
     else:
-        early, late = _halves(experiences, kinds=off)
+        early, late = _halves(samples, kinds=off)
         hint = "late" if late > 2 * max(early, limit / 2) else "all"
     raise UserError(_message(off, limit=limit, hint=hint, outcome="No weight was changed"))
 
@@ -215,17 +202,20 @@ def _message(beyond: Mapping[Modality, Gap], *, limit: float, hint: str, outcome
     )
 
 
-def _halves(experiences: Sequence[Experience], *, kinds: Collection[Modality]) -> tuple[float, float]:
-    """Return the mean distance over the first and over the second half of the positions of the sampled tokens."""
-    columns, apart = [], []
-    for experience in experiences:
-        rows = [row for row, kind in enumerate(modalities(experience)) if kind in kinds]
-        mask = experience.action_mask[rows].bool()
-        columns.append(mask.nonzero()[:, 1])
-        apart.append((experience.action_log_probs[rows] - experience.rollout_log_probs[rows]).abs()[mask])
-    places, values = torch.cat(columns), torch.cat(apart)
+def _halves(samples: Sequence[TrainingSample], *, kinds: Collection[Modality]) -> tuple[float, float]:
+    """Return the mean distance over the first and over the second half of the positions of the loss tokens."""
+    counted = [sample for sample in samples if sample.modality in kinds]
+    places = torch.cat([sample.loss_mask.nonzero().flatten() for sample in counted])
+    values = torch.cat(
+        [(_known(one.log_probs) - _known(one.engine_log_probs)).abs()[one.loss_mask] for one in counted]
+    )
     first = places <= places.median()
     return values[first].mean().item(), values[~first].mean().item() if (~first).any() else 0.0
+
+
+def _known(log_probs: torch.Tensor | None) -> torch.Tensor:
+    assert log_probs is not None, "both sides have given them"
+    return log_probs
 
 
 def _text(gaps: Mapping[Modality, Gap]) -> str:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Concatenate, TypeVar
 
 import ray
+from typing_extensions import ParamSpec
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import in_worker
-from lmm_r1.host.openrlhf import Experience, batch_vllm_engine_call
+from lmm_r1.host.openrlhf import batch_vllm_engine_call
 from lmm_r1.host.optimizer import LossScaling
-from lmm_r1.host.workers import RayActorGroup
+from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.models.image_features import FeatureCounts
-from lmm_r1.rl.batching import data_parallel_size
+from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.mismatch import Gaps
+from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, ModelWorker
 from remote_rm.client import RewardUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # An idle worker answers at once.
 _ANSWER_S = 120.0
@@ -30,37 +36,37 @@ _ANSWER_S = 120.0
 class Models:
     """The groups of workers of a run's models; None for a model that the run does not have."""
 
-    policy: RayActorGroup
-    critic: RayActorGroup | None = None
-    reward: RayActorGroup | None = None
-    reference: RayActorGroup | None = None
+    policy: WorkerGroup
+    critic: WorkerGroup | None = None
+    reward: WorkerGroup | None = None
+    reference: WorkerGroup | None = None
 
     @property
-    def all(self) -> list[RayActorGroup]:
+    def all(self) -> list[WorkerGroup]:
         """The groups that the run has."""
         groups = (self.policy, self.critic, self.reference, self.reward)
         return [group for group in groups if group is not None]
 
     @property
-    def trained(self) -> list[RayActorGroup]:
+    def trained(self) -> list[WorkerGroup]:
         """The groups whose weights are updated and saved."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     @property
     def ranks(self) -> int:
         """Into how many equal shares samples are divided, so that every group can spread them evenly."""
-        return math.lcm(*map(data_parallel_size, self.all))
+        return math.lcm(*(group.ranks for group in self.all))
 
 
-def ask(group: RayActorGroup, method: str, **given: Any) -> list[Any]:
+def ask(group: WorkerGroup, method: Callable[Concatenate[Any, P], T], *given: P.args, **named: P.kwargs) -> list[T]:
     """Call a method on all workers of a group, and return their answers."""
-    return ray.get(group.async_run_method(method_name=method, **given))
+    return ray.get(group.start(method, *given, **named))
 
 
-def ask_all(groups: Sequence[RayActorGroup], method: str, *, timeout: float | None = None, **given: Any) -> list[Any]:
-    """Call a method on all workers of several groups at the same time, and return their answers."""
-    refs = [ref for group in groups for ref in group.async_run_method(method_name=method, **given)]
-    return ray.get(refs, timeout=timeout)
+def joined(shares: Sequence[Sequence[T]], ranks: int) -> list[list[T]]:
+    """Return as many shares as there are ranks; consecutive ones become one."""
+    size = len(shares) // ranks
+    return [list(chain.from_iterable(shares[rank * size : (rank + 1) * size])) for rank in range(ranks)]
 
 
 @contextmanager
@@ -83,19 +89,38 @@ def trains_policy(config: PPOConfig, *, step: int) -> bool:
     return step > config.critic.freezing_steps + 1
 
 
-def hand_out(steps: Sequence[list[Experience]], groups: Sequence[RayActorGroup]) -> None:
-    """Send the workers of each group the passes of every optimizer step.
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The update of one model: its workers, with what each rank trains on."""
 
-    Send none to a model that is not trained in this step: its workers would keep them, and train on them in a later one.
-    """
-    ray.get(
-        [
-            ref
-            for passes in steps
-            for group in groups
-            for ref in group.async_run_method_batch(method_name="append", experience=passes)
-        ]
-    )
+    group: WorkerGroup
+    shares: list[ray.ObjectRef]
+    method: Callable[..., Any]
+    named: Mapping[str, float] = field(default_factory=dict)
+
+    def start(self) -> list[ray.ObjectRef]:
+        """Start the update, and return references to the metrics."""
+        return self.group.start_shares(self.method, self.shares, **self.named)
+
+
+def hand_out(
+    steps: Sequence[Sequence[Sequence[Pass]]], models: Models, *, trains_policy: bool, kl_weight: float
+) -> list[Fit]:
+    """Store the passes of every optimizer step, by rank, for the workers of each model that is trained."""
+    shares: dict[int, list[ray.ObjectRef]] = {}
+
+    def of(group: WorkerGroup) -> list[ray.ObjectRef]:
+        if group.ranks not in shares:
+            by_step = [joined(step, group.ranks) for step in steps]
+            shares[group.ranks] = group.hand_out([list(rank) for rank in zip(*by_step, strict=True)])
+        return shares[group.ranks]
+
+    critic, policy = models.critic, models.policy
+    fits = [] if critic is None else [Fit(group=critic, shares=of(critic), method=KitCriticActor.fit)]
+    if trains_policy:
+        named = {"kl_weight": kl_weight}
+        fits.append(Fit(group=policy, shares=of(policy), method=KitPolicyActor.fit, named=named))
+    return fits
 
 
 def shares_device_with_critic(config: PPOConfig) -> bool:
@@ -103,30 +128,25 @@ def shares_device_with_critic(config: PPOConfig) -> bool:
     return not cpu.has_cuda() or (bool(config.train.colocate_all) and not config.train.colocate_critic_reward)
 
 
-def update_models(models: Models, config: PPOConfig, *, trains_policy: bool, kl_weight: float) -> dict[str, float]:
-    """Update critic and policy on the passes that they were sent, and return their metrics.
+def update_models(fits: Sequence[Fit], config: PPOConfig) -> dict[str, float]:
+    """Update the models, and return their metrics.
 
     They are updated at the same time, unless they share GPUs or cores: both would then need the memory at once.
     """
-    fits: list[tuple[RayActorGroup, dict[str, float]]] = [] if models.critic is None else [(models.critic, {})]
-    if trains_policy:
-        fits.append((models.policy, {"kl_ctl": kl_weight}))
     metrics: dict[str, float] = {}
     if config.ds.enable_sleep:
-        for group, given in fits:
-            ask(group, "reload_states")
-            metrics |= ask(group, "fit", **given)[0]
-            ask(group, "offload_states")
+        for fit in fits:
+            ask(fit.group, ModelWorker.reload_states)
+            metrics |= ray.get(fit.start())[0]
+            ask(fit.group, ModelWorker.offload_states)
         return metrics
-    in_turn = models.critic is not None and shares_device_with_critic(config)
-    for together in [[fit] for fit in fits] if in_turn else [fits]:
-        refs = [ref for group, given in together for ref in group.async_run_method(method_name="fit", **given)]
-        for result in ray.get(refs):
+    for together in [[fit] for fit in fits] if shares_device_with_critic(config) else [fits]:
+        for result in ray.get([ref for fit in together for ref in fit.start()]):
             metrics |= result
     return metrics
 
 
-def send_weights(policy: RayActorGroup, engines: Sequence[Any], config: PPOConfig) -> None:
+def send_weights(policy: WorkerGroup, engines: Sequence[Any], config: PPOConfig) -> None:
     """Send the policy's weights to the engines.
 
     Sleeping engines get memory for their weights only; they get that of their KV cache before they generate. With
@@ -137,7 +157,7 @@ def send_weights(policy: RayActorGroup, engines: Sequence[Any], config: PPOConfi
         batch_vllm_engine_call(engines, "pause_generation")
     if config.vllm.enable_sleep:
         batch_vllm_engine_call(engines, "wake_up", tags=["weights"])
-    ask(policy, "broadcast_to_vllm")
+    ask(policy, KitPolicyActor.broadcast_to_vllm)
     if partial:
         # Do not resume after a failure: the engines may hold a mix of old and new weights.
         batch_vllm_engine_call(engines, "resume_generation")
@@ -161,19 +181,20 @@ def updates_made(models: Models) -> list[int]:
     Raises ray.exceptions.GetTimeoutError if a worker hangs, for example because it waits for one that was lost. Between
     steps all others are idle.
     """
-    return ask_all(models.trained, "updates_made", timeout=_ANSWER_S)
+    refs = [ref for group in models.trained for ref in group.start(ModelWorker.updates_made)]
+    return ray.get(refs, timeout=_ANSWER_S)
 
 
-def take_computed_tokens(policy: RayActorGroup) -> int:
+def take_computed_tokens(policy: WorkerGroup) -> int:
     """Return how many tokens the policy's workers have computed since this was last called."""
     # Workers that share rows count all tokens of each row.
-    return sum(ask(policy, "take_computed_tokens")[:: policy.duplicate_actors])
+    return sum(policy.of_ranks(ask(policy, KitPolicyActor.take_computed_tokens)))
 
 
-def take_gaps(policy: RayActorGroup) -> list[Gaps]:
+def take_gaps(policy: WorkerGroup) -> Sequence[Gaps]:
     """Return the gaps to the engines that the update's passes measured since this was last called."""
     # Workers that share rows know all log-probs of each row.
-    return ask(policy, "take_gaps")[:: policy.duplicate_actors]
+    return policy.of_ranks(ask(policy, KitPolicyActor.take_gaps))
 
 
 def scaling_metrics(models: Models, config: PPOConfig, before: dict[str, LossScaling]) -> dict[str, float]:
@@ -187,13 +208,13 @@ def scaling_metrics(models: Models, config: PPOConfig, before: dict[str, LossSca
     metrics: dict[str, float] = {}
     for prefix, group in zip(("", "critic_"), models.trained, strict=False):
         # All ranks skip the same updates.
-        now = ask(group, "loss_scaling")[0]
+        now = ask(group, ModelWorker.loss_scaling)[0]
         metrics |= now.metrics(before.get(prefix), prefix=prefix)
         before[prefix] = now
     return metrics
 
 
-def feature_metrics(groups: Mapping[str, RayActorGroup | None]) -> dict[str, float]:
+def feature_metrics(groups: Mapping[str, WorkerGroup | None]) -> dict[str, float]:
     """Return how many images each model already had features of since the last call, and how much is kept.
 
     Args:
@@ -202,5 +223,5 @@ def feature_metrics(groups: Mapping[str, RayActorGroup | None]) -> dict[str, flo
     metrics: dict[str, float] = {}
     for role, group in groups.items():
         if group is not None:
-            metrics |= FeatureCounts.total(ask(group, "take_feature_counts")).metrics(role)
+            metrics |= FeatureCounts.total(ask(group, ModelWorker.take_feature_counts)).metrics(role)
     return metrics

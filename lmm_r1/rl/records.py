@@ -17,12 +17,12 @@ from lmm_r1.config.rewards import format_prompt, reward_functions
 from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.media_store import fetch_pictures
-from lmm_r1.host.openrlhf import Experience
 from lmm_r1.records.rollouts import SampledResponse, shown_messages
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation, Trackers, make_generation
 from lmm_r1.rl.groups import counts
 from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.samples import TrainingSample
 
 logger = logging.getLogger(__name__)
 
@@ -118,14 +118,15 @@ class Recorder:
         )
 
 
-def rollout_metrics(samples: Sequence[Experience]) -> dict[str, float]:
-    """Return the metrics of the rewards, with penalties, of the lengths and of the entropy of a rollout."""
-    rewards = torch.cat([one.info["reward"] for one in samples]).float()
-    log_probs = torch.cat([one.rollout_log_probs[one.action_mask.bool()] for one in samples])
-    return {
+def rollout_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """Return the means of what a rollout's samples log, and the metrics of rewards, with penalties, and of the entropy."""
+    rewards = torch.tensor([sample.logged["reward"] for sample in samples])
+    log_probs = torch.cat(
+        [sample.engine_log_probs[sample.loss_mask] for sample in samples if sample.engine_log_probs is not None]
+    )
+    return {name: fmean(sample.logged[name] for sample in samples) for name in samples[0].logged} | {
         "rollout/reward_mean": rewards.mean().item(),
         "rollout/reward_std": rewards.std().item() if len(rewards) > 1 else 0.0,
-        "response_length": torch.cat([one.response_length for one in samples]).float().mean().item(),
         # The mean of -log p over tokens that were sampled from p estimates the entropy without bias.
         "entropy": -log_probs.float().sum().item() / max(len(log_probs), 1),
         "rollout/num_samples": float(len(rewards)),

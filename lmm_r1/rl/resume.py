@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,19 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
-import torch.distributed as dist
 
 from lmm_r1.config import PPOConfig, checkpoint_folder
-from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import writing
 from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, resume_point, step_of, whole_checkpoints
 from lmm_r1.host.checkpoints import warn_of_passed_over
-from lmm_r1.host.models import GatheredParameters
-from lmm_r1.host.strategy import KitStrategy, make_strategy, whole_state_dict
-from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import merged_state_dict
-from lmm_r1.rl.model_groups import Models, ask, ask_all, worker_errors
+from lmm_r1.host.strategy import KitStrategy, make_strategy
+from lmm_r1.rl.model_groups import Models, ask, worker_errors
+from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, KitReferenceActor, TrainedWorker
 
 NEVER_BEST = "none"
 """The value of `--ckpt.best_metric_key` with which no checkpoint is saved as the best."""
@@ -118,17 +111,17 @@ class Checkpoints:
 
     def _save(self, tag: str, states: Mapping[str, Any], *, value: float | None) -> None:
         given = {"tag": tag, "metric_value": value, "metric_key": self.best.key or None}
-        refs = self.models.policy.async_run_method(method_name="save_checkpoint", client_states=dict(states), **given)
+        refs = self.models.policy.start(KitPolicyActor.save_checkpoint, client_states=dict(states), **given)
         for critic in self.models.trained[1:]:
-            refs = [*refs, *critic.async_run_method(method_name="save_checkpoint", **given)]
+            refs += critic.start(KitCriticActor.save_checkpoint, **given)
         ray.get(refs)
-        ask_all(self.models.trained, "settle_checkpoint", tag=tag)
+        ray.get([ref for group in self.models.trained for ref in group.start(TrainedWorker.settle_checkpoint, tag)])
 
     def loaded_states(self) -> dict[str, Any]:
         """Return what the checkpoint says that the policy's workers have loaded; empty if they loaded none."""
         if not self.config.ckpt.load_enable:
             return {}
-        return ask(self.models.policy, "get_checkpoint_states")[0] or {}
+        return ask(self.models.policy, KitPolicyActor.get_checkpoint_states)[0] or {}
 
 
 @dataclass(kw_only=True)
@@ -146,7 +139,7 @@ class MovingReference:
         if not every or step % every:
             return
         folder, before = checkpoint_folder(self.config), self.step
-        ask(self.models.policy, "write_reference", file=str(reference_file(folder, step)))
+        ask(self.models.policy, KitPolicyActor.write_reference, str(reference_file(folder, step)))
         self.load(step)
         saved = [] if self.config.ckpt.disable_ds else whole_checkpoints(folder / "_actor").values()
         # If this step fails later, the step before may still be saved, with the reference that it had.
@@ -162,61 +155,13 @@ class MovingReference:
         assert self.models.reference is not None, "refused by config.checks"
         file = str(reference_file(checkpoint_folder(self.config), step))
         with worker_errors():
-            ask(self.models.reference, "load_reference", file=file)
+            ask(self.models.reference, KitReferenceActor.load_reference, file)
         self.step = step
 
 
 def reference_file(checkpoints: Path, step: int) -> Path:
     """Return the file with the weights that the policy had after a step."""
     return checkpoints / REFERENCE_FOLDER / f"step{step}.pt"
-
-
-def write_reference(policy: KitActor, file: Path) -> None:
-    """Write the policy's weights, adapters merged, under the names of the bare model; every rank must call it.
-
-    The file is complete or does not exist. Raises UserError if the disk is full.
-    """
-    engine = policy.model
-    weights = whole_state_dict(engine)
-    if dist.get_rank() == 0:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f".{file.name}.partial")
-        # Clone: saving a view would write its whole buffer.
-        merged = {
-            name: value.detach().cpu().clone() for name, value in merged_state_dict(engine.module, weights).items()
-        }
-        try:
-            with writing(file), partial.open("wb") as stream:
-                torch.save(merged, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
-    dist.barrier()
-
-
-@torch.no_grad()
-def load_reference(reference: KitActor, file: Path) -> None:
-    """Replace the reference's weights by those of a file; every rank must call it.
-
-    Raises UserError if the file does not exist.
-    """
-    if not file.is_file():
-        raise UserError(
-            f"{file}: the reference of the stopped run (--ref.refresh_steps) does not exist. All machines of a run must share "
-            "--ckpt.path. Put the file back, or start again with --ckpt.overwrite"
-        )
-    weights = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    for name, parameter in reference.model.module.named_parameters():
-        assert name in weights, f"the policy has no {name}, and the reference is the same model"
-        # With ZeRO-3, rank 0 gets the whole weight, and all ranks get their parts of its new value.
-        sharded = hasattr(parameter, "ds_id")
-        with GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
-            if not sharded or dist.get_rank() == 0:
-                parameter.data.copy_(weights[name])
-    reference.forget_features()
-    dist.barrier()
 
 
 def drop_references(checkpoints: Path, *, steps: Iterable[int], kept: Collection[int]) -> None:

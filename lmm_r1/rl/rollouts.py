@@ -15,9 +15,9 @@ from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine_arguments import Guesses
-from lmm_r1.host.openrlhf import Experience
-from lmm_r1.rl.experiences import ReferenceAhead
 from lmm_r1.rl.groups import DroppedGroup
+from lmm_r1.rl.outputs import ReferenceAhead
+from lmm_r1.rl.samples import TrainingSample
 from remote_rm.verifier import Score
 
 
@@ -25,7 +25,7 @@ from remote_rm.verifier import Score
 class Rollout:
     """What one step generated."""
 
-    experiences: list[Experience]
+    samples: list[TrainingSample]
     groups: list[list[Sample]]
     """The same samples as the engines returned them, for the records."""
     overlong: int
@@ -49,11 +49,6 @@ class Rollout:
         return len(self.dropped)
 
     @property
-    def locations(self) -> list[str]:
-        """Where the prompt of each experience comes from."""
-        return [sample.row.location for group in self.groups for sample in group]
-
-    @property
     def greedy(self) -> list[Sample]:
         """The greedy response to each group's prompt; empty if none is generated."""
         return [group[0].greedy for group in self.groups if group[0].greedy is not None]
@@ -65,15 +60,15 @@ class Rollout:
         return sum(ref.nbytes for ref in refs.values())
 
     def rewarded(self) -> list[list[Sample]]:
-        """Return the groups, with the rewards of the experiences if a reward model gave them."""
-        noted = iter(self.experiences)
+        """Return the groups, with the rewards that a reward model gave, if there is one."""
+        noted = iter(self.samples)
         return [[_rewarded(sample, next(noted)) for sample in group] for group in self.groups]
 
 
-def _rewarded(sample: Sample, experience: Experience) -> Sample:
+def _rewarded(sample: Sample, trained: TrainingSample) -> Sample:
     if sample.reward is not None:
         return sample
-    value = experience.info["reward"].item()
+    value = trained.logged["reward"]
     return replace(sample, reward=Score(reward=value, score=value, parts={}))
 
 

@@ -47,7 +47,7 @@ from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
-from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, reserve
+from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
 from lmm_r1.lifecycle.first_checks import no_prompt_fits, prompt_room, scorer_of
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
@@ -74,7 +74,7 @@ from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import estimator_named
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.loop import RLRun, optimizer_steps
-from lmm_r1.rl.losses import loss_named
+from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
@@ -237,7 +237,7 @@ def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
     """Raise UserError if a model of the run does not fit the policy or its settings, or a function of the user's has an error."""
     GroupFilter.of(config)
     estimator_named(config.algo.advantage.estimator)
-    loss_named(config.actor.policy_loss_type)
+    PolicyLoss.of(config)
     # The critic may start from the reward model that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
@@ -544,7 +544,7 @@ def _model_groups(config: PPOConfig) -> dict[str, int]:
     }
 
 
-def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayActorGroup | None, RayActorGroup | None]:
+def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[WorkerGroup | None, WorkerGroup | None]:
     """Return the workers of critic and reward model, on the policy's GPUs, on shared GPUs or on GPUs of their own."""
     if config.train.colocate_critic_reward:
         shared = reserve(config.critic.gpus, together=_model_groups(config))
@@ -555,8 +555,8 @@ def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayAct
     return critic, reward
 
 
-def _group(config: PPOConfig, worker: Any, size: PlacedModel, shared: Reservation | None) -> RayActorGroup:
-    return NodeSortedGroup(
+def _group(config: PPOConfig, worker: Any, size: PlacedModel, shared: Reservation | None) -> WorkerGroup:
+    return WorkerGroup(
         size.nodes,
         size.gpus_per_node,
         worker,

@@ -2,8 +2,8 @@
 
 `make_rollout` and `train_on` are its halves: with `--train.async_enable`, the next rollout is made during an update.
 
-An engine encodes a `Row` as an `EncodedPrompt` and returns `Sample`s of it. Here a sample becomes an `Experience`: tensors
-without padding, to which models and estimator add theirs. A pass is a batch of these, which its worker packs.
+An engine encodes a `Row` as an `EncodedPrompt` and returns `Sample`s of it. Here a sample becomes a `TrainingSample`: tensors
+without padding, to which models and estimator add theirs. A pass is a list of these, which its worker packs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.batching import PassLimits, pass_limits, update_passes
-from lmm_r1.rl.experiences import ReferenceAhead, add_advantages, add_model_outputs, experience_of
 from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import (
@@ -34,8 +33,10 @@ from lmm_r1.rl.model_groups import (
     update_models,
     worker_errors,
 )
+from lmm_r1.rl.outputs import ReferenceAhead, add_advantages, add_model_outputs
 from lmm_r1.rl.records import rollout_metrics
 from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, RolloutsInTurn
+from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 
 
@@ -115,7 +116,7 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
         step: counted from 1.
     """
     config, models, kl_weight = learner.config, learner.models, learner.kl_weight
-    samples, began = rollout.experiences, time.perf_counter()
+    samples, began = rollout.samples, time.perf_counter()
 
     # Old and reference log-probs, values, and the rewards of a reward model.
     if rollout.ahead is not None:
@@ -124,8 +125,8 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
     add_model_outputs(samples, models, config, limits=limits, mismatch=learner.mismatch, ahead=rollout.ahead)
 
     # Advantages.
-    greedy = [experience_of(sample, max_len=config.data.max_len) for sample in rollout.greedy]
-    add_advantages(samples, config, kl_weight=kl_weight.value, locations=rollout.locations, greedy=greedy)
+    greedy = [TrainingSample.of(sample, max_len=config.data.max_len) for sample in rollout.greedy]
+    add_advantages(samples, config, kl_weight=kl_weight.value, greedy=greedy)
     made = time.perf_counter()
     means = rollout_metrics(samples)
 
@@ -138,13 +139,13 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
         seed=f"{config.train.seed}-{step - 1}",
     )
     with_policy = trains_policy(config, step=step)
-    hand_out(update.steps, models.trained if with_policy else models.trained[1:])
+    fits = hand_out(update.steps, models, trains_policy=with_policy, kl_weight=kl_weight.value)
     handed_out = time.perf_counter()
 
     # The update.
     take_computed_tokens(models.policy)
     with worker_errors(prefix=f"step {step}: "):
-        metrics = update_models(models, config, trains_policy=with_policy, kl_weight=kl_weight.value)
+        metrics = means | update_models(fits, config)
     metrics |= scaling_metrics(models, config, learner.loss_scaling)
     trained = time.perf_counter()
     metrics["tokens/update_unique"] = update.unique_tokens * config.train.max_epochs
@@ -164,4 +165,4 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
         "timing/ppo_train": trained - handed_out,
         "timing/broadcast": time.perf_counter() - trained,
     }
-    return metrics | timing | means
+    return metrics | timing

@@ -1,11 +1,10 @@
-"""The Ray workers that hold the models of a run, and the passes that they train on."""
+"""The Ray workers that hold the models of a run: they compute the passes of rollouts, and make the updates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,507 +14,501 @@ import torch.distributed as dist
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, checkpoint_folder
-from lmm_r1.data.sample import SampleMedia, SentMedia
+from lmm_r1.config.ppo import ActorConfig, CriticConfig
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import writing
 from lmm_r1.generation import media_store
-from lmm_r1.generation.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
-from lmm_r1.host import seams
-from lmm_r1.host.models import DeepSpeedEngine
-from lmm_r1.host.openrlhf import Experience, NaiveReplayBuffer, get_loss_batch_info
+from lmm_r1.generation.weight_sync import (
+    BroadcastChannel,
+    Channel,
+    SharedMemoryChannel,
+    join_engines,
+    send_buckets,
+    send_files,
+)
+from lmm_r1.host.models import DeepSpeedEngine, GatheredParameters, whole_state_dict
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.host.strategy import KitStrategy
-from lmm_r1.host.workers import (
-    ActorPPOTrainer,
-    CriticModelActor,
-    CriticPPOTrainer,
-    PolicyModelActor,
-    ReferenceModelActor,
-    RewardModelActor,
-)
+from lmm_r1.host.workers import BaseModelActor, offload_deepspeed_states, reload_deepspeed_states
 from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapters_off
+from lmm_r1.models.adapters import adapters_off, merged_state_dict
 from lmm_r1.models.image_features import FeatureCounts, share_features
+from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import Role, rl_settings
+from lmm_r1.models.packed.packing import Prompts
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.rl.losses import LossSettings, PolicyLoss
-from lmm_r1.rl.mismatch import Gaps, gaps_of, merged, modalities
-from lmm_r1.rl.resume import load_reference, write_reference
-
-# The weight of a pass without loss tokens in means over tokens.
-NEXT_TO_NO_TOKENS = 1e-6
-
-
-def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitStrategy, use_fast: bool = True) -> Any:
-    """Return what is saved next to the weights: the kit's processor, or the tokenizer of a language model."""
-    return Checkpoint(pretrain, trust_remote_code=strategy.config.train.trust_remote_code).processor
+from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.rl.batching import Pass
+from lmm_r1.rl.losses import PolicyLoss, PolicyPass, value_loss
+from lmm_r1.rl.mismatch import Gaps, gaps_of, merged
+from lmm_r1.rl.samples import stacked
+from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, update
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassMedia:
-    """The media of a pass, sent to a worker as one object: Ray would pickle each item of a list by itself."""
+class ModelWorker(BaseModelActor):
+    """A rank of one model: OpenRLHF's worker, whose model and update are ours."""
 
-    rows: Sequence[SentMedia]
-    """One entry per sample."""
+    role: Role
+    model: Any
+    """The policy or reference; of a critic or reward model DeepSpeed's engine."""
 
+    @property
+    def config(self) -> PPOConfig:
+        return self.strategy.config
 
-def model_inputs(passes: Sequence[Experience]) -> dict[str, Any]:
-    """Return the inputs of passes for every model's workers, by the parameter names of their `forward`."""
-    return {
-        "sequences": [experience.sequences for experience in passes],
-        "attention_mask": [experience.attention_mask for experience in passes],
-        "mm_train_inputs_list": [PassMedia(rows=experience.mm_train_inputs) for experience in passes],
-    }
+    @property
+    def engine(self) -> DeepSpeedEngine:
+        """DeepSpeed's engine."""
+        return self.model.model if isinstance(self.model, KitActor) else self.model
 
+    @property
+    def kit_module(self) -> KitModule:
+        """The model without DeepSpeed's engine around it."""
+        return self.model if isinstance(self.model, KitActor) else self.model.module
 
-def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[SampleMedia]]:
-    """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes.
+    def _begin(self, strategy: KitStrategy) -> None:
+        """Join the process group of the model's ranks, on the cores that they are to work on."""
+        if strategy.config.train.async_enable:
+            cpu.take_cores("models")
+        if ray.is_initialized():
+            cluster = ray.get_runtime_context()
+            share_features(f"{cluster.gcs_address} {cluster.get_job_id()}")
+        self._setup_distributed(strategy)
 
-    References are fetched from Ray's object store: the tensors of a group once, for all of its rows.
-    """
-    if isinstance(mm_train_inputs_list, PassMedia):
-        return {"media": media_store.fetched(mm_train_inputs_list.rows)}
-    rows: list[SentMedia | SampleMedia] = []
-    for item in mm_train_inputs_list:
-        rows.extend(item if isinstance(item, list) else [item])
-    return {"media": media_store.fetched(rows)}
+    def _load(self, path: str, *, offload: bool = False) -> KitActor | KitValueModel:
+        """Return the model of a checkpoint, before DeepSpeed has it.
 
-
-def install_seams(config: PPOConfig, role: Role) -> None:
-    """Put the names of `host.seams` in place in a model worker's process, on the cores that it is to work on."""
-    if config.train.async_enable:
-        cpu.take_cores("models")
-    if ray.is_initialized():
-        cluster = ray.get_runtime_context()
-        share_features(f"{cluster.gcs_address} {cluster.get_job_id()}")
-    seams.install(rl_settings(config, role))
-
-
-class KitActorPPOTrainer(ActorPPOTrainer):
-    """OpenRLHF's policy update on planned passes; without CUDA, the engines get the weights as files."""
-
-    actor: KitActor
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.loss_settings = LossSettings.of(self.strategy.config)
-        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, PolicyLoss(self.loss_settings))
-        # Gaps of the passes since they were last taken, if the passes themselves give the old log-probs.
-        self.gaps: Gaps = {}
-        self.average: MovingAverage | None = None
-        self._experience: Experience | None = None
-
-    def training_step(
-        self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Make one pass of an optimizer step, and return its losses as means over its own tokens.
-
-        The losses are computed as parts of the step's mean. OpenRLHF logs the mean over passes, weighted by tokens.
+        Args:
+            offload: whether DeepSpeed keeps the weights of a model that is not trained in host memory.
         """
-        self.replay_buffer.announce_pass(self.actor.model, step=step)
-        self._experience = experience
-        rate = self.actor_scheduler.get_last_lr()[0]
-        if loss_batch_info is None:
-            loss_batch_info = get_loss_batch_info(
-                self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
-            )
-        loss_batch_info = self.loss_settings.mean_of_other_terms(**loss_batch_info)
-        status = super().training_step(experience, kl_ctl, step, loss_batch_info)
-        # Upstream reads the rate after the optimizer step, when it is already the next one's.
-        status["metrics"]["actor_lr"] = rate
-        # The step logs it as `truncated_rate`.
-        status["metrics"].pop("truncated", None)
-        self._experience = None
-        if self.average is not None and self.replay_buffer.dynamic_optimizer_step[step]:
-            # With fp16, an update that overflows is skipped.
-            if self.actor.model.was_step_applied():
-                self.average.update()
-        if not status["num_action_tokens"]:
-            # OpenRLHF divides by the number of tokens, which is 0 if all samples of a pass are masked.
-            status["num_action_tokens"] = NEXT_TO_NO_TOKENS
-            status["metrics"] |= {name: 0.0 for name, weight in status["weights"].items() if weight == "token"}
-        data_parallel = self.strategy.ds_device_mesh["dp"].size()
-        of_step = self.replay_buffer.dynamic_batch_num_tokens[step] / data_parallel
-        parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.strategy.config.algo.kl.use_loss else set())
-        for name in parts & status["metrics"].keys():
-            status["metrics"][name] = status["metrics"][name] * of_step / max(status["num_action_tokens"], 1)
-        return status
-
-    def _policy_loss(
-        self,
-        loss: Callable[..., Any],
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor | None,
-        *rest: Any,
-        token_level_loss: bool = True,
-        **settings: Any,
-    ) -> Any:
-        """Return the policy loss, which knows its mean by itself; measure the gap to the engine if this pass gives the old log-probs."""
-        if old_log_probs is None:
-            experience = self._experience
-            assert experience is not None, "the loss is that of the pass in `training_step`"
-            gaps = gaps_of(log_probs, experience.rollout_log_probs, experience.action_mask, modalities(experience))
-            self.gaps = merged((self.gaps, gaps))
-            # The policy is still the old one.
-            old_log_probs = log_probs.detach()
-        return loss(log_probs, old_log_probs, *rest, **settings)
-
-    def _init_vllm_sync_group(self, backend: str) -> None:
-        if cpu.has_cuda():
-            super()._init_vllm_sync_group(backend)
-
-    def broadcast_to_vllm(self) -> None:
-        """Send the weights to all engines, then clear their caches of values computed with the old ones."""
-        if not cpu.has_cuda():
-            send_files(self.actor, self.vllm_engines)
+        config, trained = self.config, self.role in ("policy", "critic")
+        settings = rl_settings(config, self.role)
+        strategy = self.strategy
+        ds_config = strategy.get_ds_train_config() if trained else strategy.get_ds_eval_config(offload=offload)
+        model: KitActor | KitValueModel
+        if self.role in ("policy", "reference"):
+            temperature = config.rollout.temperature
+            model = KitActor(path, settings, temperature=temperature, ban_media_tokens=True, ds_config=ds_config)
         else:
-            channel: Channel = (
-                SharedMemoryChannel(self.vllm_engines)
-                if self.use_cuda_ipc
-                else BroadcastChannel(self.vllm_engines, self._broadcast)
+            model = KitValueModel(
+                path,
+                "critic" if self.role == "critic" else "reward",
+                settings,
+                value_head_prefix=config.ds.value_head_prefix,
+                normalize_reward=config.reward.normalize_enable,
+                ds_config=ds_config,
             )
-            send_buckets(self.actor, channel, split=self.strategy.config.ds.tensor_parallel_size > 1)
-        if dist.get_rank() == 0:
-            keep_images = not self.actor.trains_vision
-            ray.get([engine.reset_caches.remote(keep_images=keep_images) for engine in self.vllm_engines])
-        dist.barrier()
+        if offload:
+            model._offload = True  # read by OpenRLHF's strategy
+        return model
 
-    def _broadcast(self, buffer: torch.Tensor) -> None:
-        """Send a buffer of rank 0 to all workers of the engines, through OpenRLHF's process group."""
-        if self.strategy.config.vllm.sync_with_ray:
-            from ray.util import collective
+    def _check_packing(self) -> None:
+        run = None if isinstance(self.model, KitActor) else self.model
+        longest = self.config.data.max_len
+        check_packing(self.kit_module, run=run, group=self.strategy.ring_attn_group, longest=longest)
 
-            collective.broadcast(buffer, 0, group_name=self._model_update_group)
-        else:
-            self._model_update_group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
+    @torch.no_grad()
+    def forward(self, passes: Sequence[Pass]) -> list[list[torch.Tensor]]:
+        """Return what the model gives for each sample of passes: log-probs or values (A,), or a reward ()."""
+        self.model.eval()
+        found = []
+        for one in passes:
+            rows = self._run(one).cpu()
+            found.append(
+                [row if row.dim() == 0 else row[: len(its.loss_mask)] for row, its in zip(rows, one, strict=True)]
+            )
+        return found
+
+    def _run(self, samples: Pass, **settings: Any) -> Any:
+        """Run the model on a pass.
+
+        Args:
+            settings: further arguments of its `forward`.
+        """
+        device = torch.cuda.current_device()
+        if self.role != "reward":
+            settings["action_mask"] = stacked(samples, lambda sample: sample.loss_mask.long()).to(device)
+        return self.model(
+            stacked(samples, lambda sample: sample.token_ids).to(device),
+            attention_mask=stacked(samples, lambda sample: torch.ones_like(sample.token_ids)).to(device),
+            ring_attn_group=self.strategy.ring_attn_group,
+            media=media_store.fetched([sample.media for sample in samples]),
+            prompts=Prompts(
+                groups=[sample.group for sample in samples], lengths=[sample.prompt_tokens for sample in samples]
+            ),
+            **settings,
+        )
+
+    def take_feature_counts(self) -> FeatureCounts:
+        """Return how often the model needed and computed image features since the last call."""
+        return self.kit_module.take_feature_counts()
 
 
-def no_loss(**settings: Any) -> None:
-    """Replace upstream's policy loss, which knows fewer settings: `KitActorPPOTrainer` makes its own."""
+class TrainedWorker(ModelWorker):
+    """A rank of a model that is updated and saved."""
 
+    folder: str
+    """Of its checkpoints, in `--ckpt.path`."""
 
-class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's policy worker with the names of `host.seams` replaced."""
+    def _prepare(self, model: KitModule, settings: ActorConfig | CriticConfig, *, steps: int) -> None:
+        """Put a model under DeepSpeed with its optimizer, and load the checkpoint that the run resumes from.
 
-    def init_model_from_pretrained(
-        self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
-    ) -> None:
-        config = strategy.config
-        install_seams(config, "policy")
-        super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
-        if config.train.enable_ema:
-            self._begin_average(beta=config.train.ema_beta)
-        check_packing(self.actor, group=strategy.ring_attn_group, longest=config.data.max_len)
-        if config.actor.aux_loss_coef:
-            self.actor.balance_experts()
-
-    def _begin_average(self, *, beta: float) -> None:
-        """Begin a moving average with the loaded weights, or continue the one of their checkpoint."""
-        average = MovingAverage(self.actor.model, beta=beta)
-        if self.checkpoint_states:
-            average.load(checkpoint_folder(self.strategy.config) / "_actor" / str(self.strategy.loaded_tag))
-        self.strategy.write_beside = average.save
-        self.trainer.average = average
-
-    def save_model(self) -> None:
-        """Write the policy to `--ckpt.output_dir`, and the moving average of its weights, if there is one."""
-        super().save_model()
-        self._save_average(Path(self.strategy.config.ckpt.output_dir))
-
-    def _save_average(self, folder: Path) -> None:
-        """Write the averaged weights as a model next to the policy's."""
-        average = self.trainer.average
-        if average is None:
-            return
-        sleeps = self.strategy.config.ds.enable_sleep
-        if sleeps:
-            self.reload_states()
-        with average.in_weights():
-            self.strategy.save_model(self.actor, self.tokenizer, str(folder / EMA_FOLDER))
-        if sleeps:
+        Args:
+            steps: over which the learning rate is scheduled.
+        """
+        config, strategy = self.config, self.strategy
+        if config.actor.gradient_checkpointing_enable:
+            reentrant = config.actor.gradient_checkpointing_reentrant
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        optimizer = {
+            "optim": settings.optim,
+            "muon": vars(settings.muon),
+            "adam": vars(settings.adam),
+            "lr_scheduler": settings.lr_scheduler,
+            "lr_warmup_ratio": settings.lr_warmup_ratio,
+            "min_lr_ratio": settings.min_lr_ratio,
+            "max_norm": settings.max_norm,
+            "scheduler_steps": steps,
+        }
+        self.model, _, _ = strategy.prepare((model, optimizer))
+        self.states: dict[str, Any] = {}
+        if config.ckpt.load_enable and self._checkpoints.exists():
+            _, self.states = strategy.load_ckpt(self.engine, str(self._checkpoints))
+        if config.ds.enable_sleep:
             self.offload_states()
 
-    def reference_forward(self, **inputs: Any) -> torch.Tensor:
-        """Return the log-probs of a pass without the adapters: those of the model that the run started from."""
-        with adapters_off(bare(self.actor.model)):
-            return self.forward(**inputs)
+    @property
+    def _checkpoints(self) -> Path:
+        return checkpoint_folder(self.config) / self.folder
 
-    def write_reference(self, file: str) -> None:
-        """Write the policy's weights to the file from which the reference loads them."""
-        write_reference(self.actor, Path(file))
+    def _fit(self, steps: Sequence[Sequence[Pass]], **losses: Any) -> list[Step]:
+        """Make the optimizer steps on passes, `--train.max_epochs` times; `losses` are arguments of `update`."""
+        self.empty_cache()
+        self.model.train()
+        made = []
+        for passes in [*steps] * self.config.train.max_epochs:
+            made.append(update(self.strategy, self.model, passes, **losses))
+            self._after_step()
+        self.empty_cache()
+        return made
+
+    def _after_step(self) -> None:
+        """Do what follows an optimizer step."""
+
+    def reload_states(self) -> None:
+        """Bring DeepSpeed's states back to the GPU."""
+        reload_deepspeed_states(self.engine)
+
+    def offload_states(self) -> None:
+        """Move DeepSpeed's states to host memory."""
+        offload_deepspeed_states(self.engine)
 
     def save_checkpoint(
         self,
         tag: str,
-        client_states: dict[str, Any] | None = None,
+        client_states: Mapping[str, Any] | None = None,
         metric_value: float | None = None,
         metric_key: str | None = None,
     ) -> None:
-        """Save the policy; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
+        """Save the model; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
+        ckpt = self.config.ckpt
+        if ckpt.disable_ds:
+            return
         with self.strategy.unsettled():
-            super().save_checkpoint(tag, client_states, metric_value, metric_key)
-        if self.save_hf_ckpt:
-            self._save_average(checkpoint_folder(self.strategy.config) / f"{tag}_hf")
+            self.strategy.save_ckpt(
+                self.engine,
+                str(self._checkpoints),
+                tag,
+                ckpt.max_num,
+                ckpt.max_mem,
+                dict(client_states or {}),
+                metric_value=metric_value,
+                metric_key=metric_key,
+            )
 
     def settle_checkpoint(self, tag: str) -> None:
-        """Make the saved policy the newest checkpoint, and delete checkpoints beyond the limits."""
-        settle(self, "_actor", tag)
+        """Make the saved model the newest checkpoint, and delete checkpoints beyond the `--ckpt.max_*` limits."""
+        ckpt = self.config.ckpt
+        if not ckpt.disable_ds:
+            self.strategy.settle_ckpt(str(self._checkpoints), tag, ckpt.max_num, ckpt.max_mem)
+
+    def updates_made(self) -> int:
+        """Return how many optimizer steps have changed the weights; fp16 skips some."""
+        return self.engine.global_steps - self.engine.skipped_steps
+
+    def loss_scaling(self) -> LossScaling | None:
+        """Return the state of loss scaling with fp16."""
+        return loss_scaling(self.engine)
+
+
+class KitPolicyActor(TrainedWorker):
+    """A rank of the policy, which also sends its weights to the engines."""
+
+    role = "policy"
+    folder = "_actor"
+
+    def init_model_from_pretrained(
+        self, strategy: KitStrategy, pretrain: str, max_steps: int = 1, vllm_engines: Sequence[Any] | None = None
+    ) -> None:
+        """Load the policy; raises UserError if it cannot be used.
+
+        Args:
+            max_steps: optimizer steps of the run.
+        """
+        self._begin(strategy)
+        config, self.vllm_engines = self.config, vllm_engines
+        self.processor = Checkpoint(pretrain, trust_remote_code=config.train.trust_remote_code).processor
+        self._prepare(self._load(pretrain), config.actor, steps=max_steps)
+        self.loss = PolicyLoss.of(config)
+        # Gaps of the passes since they were last taken, if the passes themselves give the old log-probs.
+        self.gaps: Gaps = {}
+        self.average: MovingAverage | None = None
+        self.channel: Channel | None = None
+        if vllm_engines is not None and cpu.has_cuda():
+            if config.train.colocate_all and not config.train.async_enable:
+                self.channel = SharedMemoryChannel(vllm_engines)
+            else:
+                broadcast = join_engines(vllm_engines, config) if dist.get_rank() == 0 else None
+                self.channel = BroadcastChannel(vllm_engines, broadcast)
+        dist.barrier()
+        if config.train.enable_ema:
+            self._begin_average(beta=config.train.ema_beta)
+        self._check_packing()
+        if config.actor.aux_loss_coef:
+            self.model.balance_experts()
+
+    def _begin_average(self, *, beta: float) -> None:
+        """Begin a moving average with the loaded weights, or continue the one of their checkpoint."""
+        self.average = average = MovingAverage(self.engine, beta=beta)
+        if self.states:
+            average.load(self._checkpoints / str(self.strategy.loaded_tag))
+        self.strategy.write_beside = average.save
+
+    def fit(self, steps: Sequence[Sequence[Pass]], kl_weight: float) -> dict[str, float]:
+        """Update the policy on the passes of each optimizer step, and return the metrics.
+
+        Args:
+            kl_weight: of the KL to the reference in the loss.
+        """
+
+        def terms(samples: Pass) -> Terms:
+            return self._terms(samples, kl_weight=kl_weight)
+
+        aux_weight = self.config.actor.aux_loss_coef
+        made = self._fit(steps, counts=self._counts, terms=terms, aux_weight=aux_weight, name="actor")
+        means = mean_of_steps(made)
+        del means["loss"]
+        return means | {"actor_lr": made[-1].rate, "actor_grad_norm": made[-1].grad_norm}
+
+    def _counts(self, samples: Pass) -> Counts:
+        mask = stacked(samples, lambda sample: sample.loss_mask)
+        return Counts(units=self.loss.settings.units(mask), tokens=int(mask.sum()), samples=len(samples))
+
+    def _terms(self, samples: Pass, *, kl_weight: float) -> Terms:
+        """Run the policy on a pass, and return its losses."""
+        log_probs, output = self._run(samples, return_output=True, return_entropy=self.loss.needs_entropy)
+        if samples[0].log_probs is None:
+            # The policy is still the old one.
+            self.gaps = merged((self.gaps, gaps_of(samples, list(log_probs.detach().cpu()))))
+        given = PolicyPass.of(
+            samples, log_probs=log_probs, entropy=output.entropy if self.loss.needs_entropy else None
+        )
+        terms = self.loss(given, kl_weight=kl_weight)
+        return replace(terms, aux_loss=output.aux_loss) if self.config.actor.aux_loss_coef else terms
+
+    def _after_step(self) -> None:
+        # With fp16, an update that overflows is skipped.
+        if self.average is not None and self.engine.was_step_applied():
+            self.average.update()
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to all engines, then clear their caches of values computed with the old ones."""
+        engines = self.vllm_engines
+        assert engines is not None, "a run has engines"
+        if not cpu.has_cuda():
+            send_files(self.model, engines)
+        else:
+            assert self.channel is not None, "made with the engines"
+            send_buckets(self.model, self.channel, split=self.config.ds.tensor_parallel_size > 1)
+        if dist.get_rank() == 0:
+            keep_images = not self.model.trains_vision
+            ray.get([engine.reset_caches.remote(keep_images=keep_images) for engine in engines])
+        dist.barrier()
+
+    @torch.no_grad()
+    def reference_forward(self, passes: Sequence[Pass]) -> list[list[torch.Tensor]]:
+        """Return the log-probs of passes without the adapters: those of the model that the run started from."""
+        with adapters_off(bare(self.model.model)):
+            return self.forward(passes)
+
+    def save_model(self) -> None:
+        """Write the policy to `--ckpt.output_dir`, and the moving average of its weights, if there is one."""
+        folder = self.config.ckpt.output_dir
+        self.strategy.save_model(self.model, self.processor, folder)
+        self._save_average(Path(folder))
+
+    def _save_average(self, folder: Path) -> None:
+        """Write the averaged weights as a model next to the policy's."""
+        if self.average is None:
+            return
+        sleeps = self.config.ds.enable_sleep
+        if sleeps:
+            self.reload_states()
+        with self.average.in_weights():
+            self.strategy.save_model(self.model, self.processor, str(folder / EMA_FOLDER))
+        if sleeps:
+            self.offload_states()
+
+    def save_checkpoint(self, tag: str, *given: Any, **named: Any) -> None:
+        """Save the policy, with `--ckpt.save_hf` also as a model."""
+        super().save_checkpoint(tag, *given, **named)
+        if self.config.ckpt.save_hf:
+            folder = checkpoint_folder(self.config) / f"{tag}_hf"
+            self.strategy.save_model(self.model, self.processor, str(folder))
+            self._save_average(folder)
+        dist.barrier()
+
+    def get_checkpoint_states(self) -> dict[str, Any]:
+        """Return what was saved with the loaded checkpoint; empty without one."""
+        return self.states
+
+    def write_reference(self, path: str) -> None:
+        """Write the weights, adapters merged, under the names of the bare model, for the reference to load.
+
+        The file is complete or does not exist. Raises UserError if the disk is full.
+        """
+        file = Path(path)
+        weights = whole_state_dict(self.engine)
+        if dist.get_rank() == 0:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_name(f".{file.name}.partial")
+            # Clone: saving a view would write its whole buffer.
+            merged = {
+                name: value.detach().cpu().clone()
+                for name, value in merged_state_dict(self.engine.module, weights).items()
+            }
+            try:
+                with writing(file), partial.open("wb") as stream:
+                    torch.save(merged, stream)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                partial.replace(file)
+            finally:
+                partial.unlink(missing_ok=True)
+        dist.barrier()
 
     def shares_prefix(self) -> bool:
         """Say whether the loaded model computes the prompt of a group once."""
-        return self.actor.packing_samples and self.actor.share_prefix
-
-    def updates_made(self) -> int:
-        """Return how many optimizer steps have changed the policy's weights; fp16 skips some."""
-        return self.actor.model.global_steps - self.actor.model.skipped_steps
-
-    def loss_scaling(self) -> LossScaling | None:
-        """Return the state of the policy's loss scaling with fp16."""
-        return loss_scaling(self.actor.model)
+        return self.model.packing_samples and self.model.share_prefix
 
     def take_computed_tokens(self) -> int:
         """Return how many tokens the policy has computed since the last call, including padding and repeats."""
-        tokens, self.actor.computed_tokens = self.actor.computed_tokens, 0
+        tokens, self.model.computed_tokens = self.model.computed_tokens, 0
         return tokens
-
-    def take_feature_counts(self) -> FeatureCounts:
-        """Return how often the policy needed and computed image features since the last call."""
-        return self.actor.take_feature_counts()
 
     def take_gaps(self) -> Gaps:
         """Return the gaps of the passes since the last call, if the passes gave the old log-probs."""
-        gaps, self.trainer.gaps = self.trainer.gaps, {}
+        gaps, self.gaps = self.gaps, {}
         return gaps
 
 
-def settle(worker: Any, folder: str, tag: str) -> None:
-    """Make a worker's saved model the newest in its folder, and delete checkpoints beyond the `--ckpt.max_*` limits."""
-    config = worker.strategy.config
-    if not config.ckpt.disable_ds:
-        saved = str(checkpoint_folder(config) / folder)
-        worker.strategy.settle_ckpt(saved, tag, config.ckpt.max_num, config.ckpt.max_mem)
+class KitCriticActor(TrainedWorker):
+    """A rank of the critic."""
+
+    role = "critic"
+    folder = "_critic"
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
+        """Load the critic; raises UserError if it cannot be used.
+
+        Args:
+            max_steps: its optimizer steps in the run.
+        """
+        self._begin(strategy)
+        self._prepare(self._load(pretrain), self.config.critic, steps=max_steps)
+        self._check_packing()
+
+    def fit(self, steps: Sequence[Sequence[Pass]]) -> dict[str, float]:
+        """Update the critic on the passes of each optimizer step, and return the metrics."""
+        made = self._fit(steps, counts=self._counts, terms=self._terms, name="critic")
+        means = mean_of_steps(made)
+        means["critic_loss"] = means.pop("loss")
+        return means | {"critic_lr": made[-1].rate, "critic_grad_norm": made[-1].grad_norm}
+
+    def _counts(self, samples: Pass) -> Counts:
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+        return Counts(units=tokens, tokens=tokens, samples=len(samples))
+
+    def _terms(self, samples: Pass) -> Terms:
+        """Run the critic on a pass, and return its loss, a mean over tokens."""
+        values = self._run(samples)
+        old, returns, mask = (
+            stacked(samples, part).to(values.device)
+            for part in (lambda its: its.values, lambda its: its.returns, lambda its: its.loss_mask.long())
+        )
+        loss = value_loss(values, old, returns, mask, clip=self.config.critic.value_clip)
+        return Terms(loss=loss, sums={"values": (values.detach() * mask).sum(), "returns": (returns * mask).sum()})
+
+    def save_model(self) -> None:
+        """Write the critic next to `--ckpt.output_dir`, with `--critic.save_value_network`."""
+        critic = self.config.critic
+        if critic.save_value_network:
+            assert critic.model_name_or_path is not None, "a run with a critic names it"
+            trusted = self.config.train.trust_remote_code
+            processor = Checkpoint(critic.model_name_or_path, trust_remote_code=trusted).processor
+            self.strategy.save_model(self.model, processor, f"{self.config.ckpt.output_dir}_critic")
 
 
-class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's reference worker with the names of `host.seams` replaced."""
+class KitReferenceActor(ModelWorker):
+    """A rank of the reference."""
+
+    role = "reference"
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        install_seams(strategy.config, "reference")
-        super().init_model_from_pretrained(strategy, pretrain)
-        check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.config.data.max_len)
+        """Load the reference; raises UserError if it cannot be used."""
+        self._begin(strategy)
+        self.model = strategy.prepare(self._load(pretrain, offload=bool(self.config.ref.offload)))
+        self.model.eval()
+        self._check_packing()
 
-    def load_reference(self, file: str) -> None:
-        """Take the weights of a file that the policy wrote."""
-        load_reference(self.model, Path(file))
+    @torch.no_grad()
+    def load_reference(self, path: str) -> None:
+        """Take the weights of a file that the policy wrote; raises UserError if it does not exist."""
+        file = Path(path)
+        if not file.is_file():
+            raise UserError(
+                f"{file}: the reference of the stopped run (--ref.refresh_steps) does not exist. All machines of a run "
+                "must share --ckpt.path. Put the file back, or start again with --ckpt.overwrite"
+            )
+        weights = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        for name, parameter in self.model.model.module.named_parameters():
+            assert name in weights, f"the policy has no {name}, and the reference is the same model"
+            # With ZeRO-3, rank 0 gets the whole weight, and all ranks get their parts of its new value.
+            sharded = hasattr(parameter, "ds_id")
+            with GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
+                if not sharded or dist.get_rank() == 0:
+                    parameter.data.copy_(weights[name])
+        self.model.forget_features()
+        dist.barrier()
 
-    def take_feature_counts(self) -> FeatureCounts:
-        """Return the counts of image features, as the policy's workers do."""
-        return self.model.take_feature_counts()
+
+class KitRewardActor(ModelWorker):
+    """A rank of the reward model."""
+
+    role = "reward"
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
+        """Load the reward model; raises UserError if it cannot be used."""
+        self._begin(strategy)
+        self.model = strategy.prepare(self._load(pretrain, offload=self.config.reward.offload))
+        self.model.eval()
+        self._check_packing()
 
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)
 ReferenceWorker = ray.remote(num_gpus=1)(KitReferenceActor)
-
-
-class GroupReplayBuffer(NaiveReplayBuffer):
-    """OpenRLHF's replay buffer, whose items are passes.
-
-    The passes of an optimizer step are consecutive and hold `--train.batch_size` samples over all ranks; the last step's
-    may hold fewer.
-    """
-
-    def append(self, experience: Experience) -> None:
-        """Add one forward and backward pass."""
-        self.items.append(experience)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Experience:
-        return self.items[index]
-
-    def collate_fn(self, batch: Sequence[Experience]) -> Experience:
-        """Return a copy of the one pass that the data loader takes, which the trainer moves to its device and adds to."""
-        (one,) = batch
-        return replace(one, info=dict(one.info))
-
-    def announce_pass(self, engine: DeepSpeedEngine, *, step: int) -> None:
-        """Tell DeepSpeed, before a pass, whether an optimizer step ends with it.
-
-        OpenRLHF does not do this. With ZeRO 1 and 2, DeepSpeed 0.19.6 then drops the gradients of all passes but the last.
-        """
-        engine.set_gradient_accumulation_boundary(bool(self.dynamic_optimizer_step[step]))
-
-    @torch.no_grad()
-    def setup_dynamic_batch(self, strategy: KitStrategy) -> None:
-        """Note which pass ends an optimizer step, and the tokens and samples of each step over all ranks."""
-        dp_group = strategy.ds_device_mesh["dp"].get_group()
-        batch_size = strategy.config.train.batch_size // dist.get_world_size(group=dp_group)
-        # The data loader takes one pass at a time.
-        self.sample_batch_size = 1
-        tokens = [item.action_mask.sum(dim=-1).tolist() for item in self.items]
-        ends = _ends(list(map(len, tokens)), batch_size=batch_size)
-        self.dynamic_optimizer_step = list(map(int, ends))
-        steps = [before - end for before, end in zip(accumulate(ends), ends, strict=True)]  # of each pass
-        last = sum(map(len, tokens)) % batch_size or batch_size
-        self.dynamic_sample_loss_scale = [
-            len(counts) / (last if step == steps[-1] else batch_size)
-            for counts, step in zip(tokens, steps, strict=True)
-        ]
-        totals = torch.zeros(sum(ends), 2, dtype=torch.long, device=torch.cuda.current_device())
-        for step, counts in zip(steps, tokens, strict=True):
-            totals[step] += totals.new_tensor([sum(counts), sum(count > 0 for count in counts)])
-        dist.all_reduce(totals, group=dp_group)
-        # In a step of masked samples only, all losses are 0 and are divided by these.
-        totals.clamp_(min=1)
-        self.dynamic_batch_num_tokens = totals[steps, 0].float().tolist()
-        self.dynamic_global_batch_size = totals[steps, 1].float().tolist()
-
-
-def _ends(sizes: Sequence[int], *, batch_size: int) -> list[bool]:
-    """Return for each pass, by its number of samples, whether an optimizer step ends with it."""
-    totals = list(accumulate(sizes))
-    ends = [total % batch_size == 0 or total == totals[-1] for total in totals]
-    assert sum(ends) == -(-totals[-1] // batch_size), "no pass is of two steps"
-    return ends
-
-
-class KitCriticPPOTrainer(CriticPPOTrainer):
-    """OpenRLHF's critic update on planned passes with media."""
-
-    def training_step(
-        self, experience: Experience, step: int, loss_batch_info: dict | None = None
-    ) -> dict[str, float]:
-        """Make one pass of an optimizer step and return its metrics; OpenRLHF logs their mean over passes.
-
-        The loss is PPO's with clipped values (arXiv:1707.06347). Only the policy has a load-balancing loss of experts:
-        classes with an output layer compute it.
-        """
-        self.replay_buffer.announce_pass(self.critic, step=step)
-        self.critic.train()
-        mask = experience.action_mask
-        if loss_batch_info is None:
-            loss_batch_info = get_loss_batch_info(
-                self.strategy, mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
-            )
-        values, _ = self.critic(
-            experience.sequences,
-            action_mask=mask,
-            attention_mask=experience.attention_mask,
-            return_output=True,
-            ring_attn_group=self.strategy.ring_attn_group,
-            **media_per_row(experience.mm_train_inputs, experience.sequences.device),
-        )
-        loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **loss_batch_info)
-        self.strategy.backward(loss, self.critic, self.critic_optim)
-        # Read the rate now: after the optimizer step, the scheduler has the next one.
-        rate = self.critic_scheduler.get_last_lr()[0]
-        if self.replay_buffer.dynamic_optimizer_step[step]:
-            self.strategy.optimizer_step(self.critic_optim, self.critic, self.critic_scheduler, name="critic")
-        status = {
-            "critic_loss": loss.item(),
-            "values": (values * mask).sum().item(),
-            "critic_lr": rate,
-            "critic_grad_norm": self.strategy.get_grad_norm(self.critic),
-        }
-        return status | self._parts_of_steps(experience, status, step=step)
-
-    def _parts_of_steps(self, experience: Experience, status: dict[str, float], *, step: int) -> dict[str, float]:
-        """Return the metrics scaled so that their mean over passes and ranks is a mean over optimizer steps or tokens."""
-        buffer = self.replay_buffer
-        passes = len(buffer) / sum(buffer.dynamic_optimizer_step)  # of one optimizer step
-        loss_mask = experience.action_mask
-        share = passes * self.strategy.ds_device_mesh["dp"].size() / buffer.dynamic_batch_num_tokens[step]
-        return {
-            "critic_loss": passes * status["critic_loss"],
-            "critic_grad_norm": passes * status["critic_grad_norm"] * buffer.dynamic_optimizer_step[step],
-            "values": share * status["values"],
-            "returns": share * (experience.returns * loss_mask).sum().item(),
-        }
-
-
-class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's critic worker with the names of `host.seams` replaced, and with media."""
-
-    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
-        install_seams(strategy.config, "critic")
-        super().init_model_from_pretrained(strategy, pretrain, max_steps)
-        longest = strategy.config.data.max_len
-        check_packing(self.critic.module, run=self.critic, group=strategy.ring_attn_group, longest=longest)
-
-    def forward(
-        self,
-        sequences: torch.Tensor,
-        action_mask: torch.Tensor,
-        attention_mask: torch.Tensor,
-        packed_seq_lens: list[int] | None = None,
-        mm_train_inputs_list: Sequence[Any] | None = None,
-    ) -> torch.Tensor:
-        """Return the values (B, A) of the response tokens."""
-        device = torch.cuda.current_device()
-        self.critic.eval()
-        with torch.no_grad():
-            values = self.critic(
-                sequences.to(device),
-                action_mask.to(device),
-                attention_mask.to(device),
-                ring_attn_group=self.strategy.ring_attn_group,
-                **media_per_row(mm_train_inputs_list or (), device),
-            )
-        self.critic.train()
-        return values.to("cpu")
-
-    def save_checkpoint(self, tag: str, metric_value: float | None = None, metric_key: str | None = None) -> None:
-        """Save the critic; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
-        with self.strategy.unsettled():
-            super().save_checkpoint(tag, metric_value, metric_key)
-
-    def updates_made(self) -> int:
-        """Return how many optimizer steps have changed the critic's weights; fp16 skips some."""
-        return self.critic.global_steps - self.critic.skipped_steps
-
-    def take_feature_counts(self) -> FeatureCounts:
-        """Return the counts of image features, as the policy's workers do."""
-        return self.critic.module.take_feature_counts()
-
-    def loss_scaling(self) -> LossScaling | None:
-        """Return the state of the critic's loss scaling with fp16."""
-        return loss_scaling(self.critic)
-
-    def settle_checkpoint(self, tag: str) -> None:
-        """Make the saved critic the newest checkpoint, and delete checkpoints beyond the limits."""
-        settle(self, "_critic", tag)
-
-
-class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's reward worker with the names of `host.seams` replaced, and with media."""
-
-    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        install_seams(strategy.config, "reward")
-        super().init_model_from_pretrained(strategy, pretrain)
-        longest = strategy.config.data.max_len
-        check_packing(self.model.module, run=self.model, group=strategy.ring_attn_group, longest=longest)
-
-    def forward(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        packed_seq_lens: list[int] | None = None,
-        pad_sequence: bool = False,
-        mm_train_inputs_list: Sequence[Any] | None = None,
-    ) -> torch.Tensor:
-        """Return the rewards (B,) of whole samples."""
-        device = torch.cuda.current_device()
-        with torch.no_grad():
-            rewards = self.model(
-                sequences.to(device),
-                attention_mask=attention_mask.to(device),
-                ring_attn_group=self.strategy.ring_attn_group,
-                **media_per_row(mm_train_inputs_list or (), device),
-            )
-        return rewards.to("cpu")
-
-
 CriticWorker = ray.remote(num_gpus=1)(KitCriticActor)
 RewardWorker = ray.remote(num_gpus=1)(KitRewardActor)

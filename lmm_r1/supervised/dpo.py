@@ -19,11 +19,13 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
+from lmm_r1.models.packed.packing import Prompts
 from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.held_out import LOSS, HeldOut
-from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
+from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_turns, collate, encode_sample, mask_of_turns
+from lmm_r1.train.update import Counts, Terms
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
 
@@ -213,7 +215,19 @@ def check_response(row: Row, *, first: int, kit: LmmKit, processor: Any) -> Enco
 def collate_pairs(samples: Sequence[PairSample], *, pad_token_id: int) -> PairBatch:
     """Pad pairs on the right into one batch."""
     sides = [*(sample.chosen for sample in samples), *(sample.rejected for sample in samples)]
-    return PairBatch(tokens=collate(sides, pad_token_id=pad_token_id))
+    return PairBatch(tokens=collate(sides, pad_token_id=pad_token_id, prompts=prompts_of(samples)))
+
+
+def prompts_of(samples: Sequence[PairSample]) -> Prompts:
+    """Return which sides of pairs, all chosen ones first, continue the same prompt with the same media tensors."""
+    sides = [*(sample.chosen for sample in samples), *(sample.rejected for sample in samples)]
+    groups = list(range(len(sides)))
+    for place, (chosen, rejected) in enumerate((sample.chosen, sample.rejected) for sample in samples):
+        length = chosen.prompt_tokens
+        same = length == rejected.prompt_tokens and chosen.token_ids[:length] == rejected.token_ids[:length]
+        if same and chosen.media is rejected.media:
+            groups[len(samples) + place] = place
+    return Prompts(groups=groups, lengths=[side.prompt_tokens for side in sides])
 
 
 def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any) -> EncodedPrompt | None:
@@ -313,7 +327,9 @@ class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
         return collate_pairs(samples, pad_token_id=self.pad_token_id)
 
     def counts(self, batch: PairBatch) -> Counts:
-        return Counts(units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()))
+        return Counts(
+            units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()), samples=len(batch.weights)
+        )
 
     def terms(self, batch: PairBatch) -> Terms:
         """Return the preference loss of the batch, plus the weighted loss of the chosen responses."""

@@ -28,10 +28,11 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
-from lmm_r1.supervised.loop import Terms, TokenTerms
+from lmm_r1.supervised.loop import TokenTerms
 from lmm_r1.supervised.models import SupervisedSession, prepare_frozen, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
 from lmm_r1.supervised.sft import SFTRun, engine_settings, prompt_of
+from lmm_r1.train.update import Terms
 
 # The size of the probes that compare the processors of both models.
 _WIDTH, _HEIGHT, _FRAMES = 280, 196, 4

@@ -36,32 +36,11 @@ from lmm_r1.supervised import (
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
 from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 from lmm_r1.supervised.samples import SFTBatch
+from lmm_r1.train.update import Counts, Step, Terms, update
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
 BatchT = TypeVar("BatchT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """The size of a micro-batch."""
-
-    units: int
-    """What the loss is the mean over: loss tokens or pairs of responses."""
-    tokens: int
-    """Loss tokens, for the throughput."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """The result of a forward pass over a micro-batch."""
-
-    loss: torch.Tensor
-    """Summed over the micro-batch's units."""
-    aux_loss: torch.Tensor | float = 0.0
-    """The load-balancing loss of experts, a mean."""
-    sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Other logged values by name, without gradients, summed over units; their means over the update are logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +101,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         self.skipped = 0
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
-        # The means of `Terms.sums` over the last update.
-        self.means: dict[str, float] = {}
         self._scaled: LossScaling | None = None
 
     @classmethod
@@ -263,18 +240,23 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         """
         began = time.perf_counter()
         batches = self._micro_batches(step)
-        # After the update, the engine has the rate of the next one.
-        rate = self.engine.get_lr()[0]
         try:
             self._settle_refused()
-            loss, tokens = self._update(batches)
+            made = update(
+                self.strategy,
+                self.actor,
+                batches,
+                counts=self.counts,
+                terms=self.terms,
+                aux_weight=self.config.model.aux_loss_coef,
+            )
         except UserError as error:
             if step != self.saved_step and not self.config.ckpt.disable_ds:
                 self._save(step)
             raise UserError(f"step {step + 1}: {error}") from error
         seconds = time.perf_counter() - began
         self.step = step + 1
-        self._log(step + 1, steps, loss=loss, rate=rate, tokens=tokens, seconds=seconds)
+        self._log(step + 1, steps, made=made, seconds=seconds)
         self._evaluate(step + 1, steps=steps)
         stop, due, ended = self._any_rank(
             self.stops.asked, self.schedule.is_due(step + 1), self.folder.ended_at is not None
@@ -354,38 +336,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
         return [self.collate(part) for part in kept]
 
-    def _update(self, batches: Sequence[BatchT]) -> tuple[float, int]:
-        """Make one optimizer step on the mean loss over all units of all ranks; return it and the number of loss tokens.
-
-        Raises UserError on every rank, before the step, if loss or gradients are not finite.
-        """
-        device = torch.cuda.current_device()
-        counted = [self.counts(batch) for batch in batches]
-        totals = torch.tensor(
-            [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))], device=device
-        )
-        # Ranks that share rows have the same samples and the same loss.
-        data_parallel = self.strategy.ds_device_mesh["dp"]
-        dist.all_reduce(totals, group=data_parallel.get_group())
-        units, tokens = totals.unbind()
-        total = torch.zeros((), device=device)
-        sums: dict[str, torch.Tensor] = {}
-        for batch in batches:
-            terms = self.terms(batch)
-            loss = terms.loss / units.clamp(min=1)
-            # DeepSpeed divides by the number of micro-batches and averages over ranks. The loss above is a sum; the
-            # load-balancing loss is a mean.
-            whole = loss * len(batches) * data_parallel.size() + self.config.model.aux_loss_coef * terms.aux_loss
-            self.strategy.backward(whole, self.actor, None)
-            self.strategy.optimizer_step(None, self.actor, None)
-            total += loss.detach()
-            sums = {name: sums.get(name, 0.0) + value.detach() for name, value in terms.sums.items()}
-        values = torch.stack([total, *(value.to(total) / units.clamp(min=1) for value in sums.values())])
-        dist.all_reduce(values, group=data_parallel.get_group())
-        mean, *others = values.tolist()
-        self.means = dict(zip(sums, others, strict=True))
-        return mean, int(tokens.item())
-
     def policy_log_probs(self, batch: SFTBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the log-probs of loss tokens, (B, T - 1), 0 elsewhere, and the load-balancing loss (0 if unused)."""
         device = torch.cuda.current_device()
@@ -397,6 +347,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             return_output=balanced,
             ring_attn_group=self.strategy.ring_attn_group,
             media=batch.media,
+            prompts=batch.prompts,
         )
         if not balanced:
             return returned, 0.0
@@ -428,15 +379,15 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if value or "rows" not in name)
             self.console.print(f"{self.folder.name} step {step}/{steps}  {shown}")
 
-    def _log(self, step: int, steps: int, *, loss: float, rate: float, tokens: int, seconds: float) -> None:
+    def _log(self, step: int, steps: int, *, made: Step, seconds: float) -> None:
         if not self.strategy.is_rank_0():
             return
         values = {
-            "loss": loss,
-            **self.means,
-            "lr": rate,
-            "grad_norm": self.strategy.get_grad_norm(self.actor),
-            "tokens_per_second": tokens / seconds,
+            "loss": made.loss,
+            **made.means,
+            "lr": made.rate,
+            "grad_norm": made.grad_norm,
+            "tokens_per_second": made.tokens / seconds,
             "seconds_per_step": seconds,
             "overlong_rows": self.skipped,
         }
@@ -449,7 +400,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             self.trackers.log(step, values)
             more = "".join(f"  {name} {values[name]:.3f}" for name in self.shown)
             self.console.print(
-                f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}{more}  lr {values['lr']:.2e}  {seconds:.2f} s  "
+                f"{self.folder.name} step {step}/{steps}  loss {made.loss:.3f}{more}  lr {values['lr']:.2e}  {seconds:.2f} s  "
                 f"{values['tokens_per_second']:,.0f} tokens/s{self.folder.time_left(step, total=steps)}"
             )
 

@@ -127,6 +127,7 @@ class Reference:
             attention_mask=batch.attention_mask.to(device),
             ring_attn_group=self.group,
             media=batch.media,
+            prompts=batch.prompts,
         )
 
 

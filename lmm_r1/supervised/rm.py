@@ -20,9 +20,10 @@ from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.supervised import RowCheck, judged_rows, passes
 from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, collate_pairs, sides_of
 from lmm_r1.supervised.held_out import LOSS, HeldOut
-from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
+from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained
 from lmm_r1.supervised.samples import SFTSample
+from lmm_r1.train.update import Counts, Terms
 
 
 def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor, *, margin: torch.Tensor | None) -> torch.Tensor:
@@ -55,13 +56,6 @@ class RewardSample(PairSample):
 class RewardBatch(PairBatch):
     margins: torch.Tensor  # (B,)
     scores: torch.Tensor  # (2, B)
-
-    @property
-    def prompt_lengths(self) -> torch.Tensor:
-        """The number of tokens before the response of each of the 2 B conversations; all tokens of a filler, (2 B,)."""
-        mask = self.tokens.loss_mask
-        whole = self.tokens.attention_mask.sum(-1)
-        return torch.where(mask.any(-1), mask.long().argmax(-1) + 1, whole)
 
 
 class RewardEncoder(PairEncoder):
@@ -211,7 +205,9 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         return collate_rewards(samples, pad_token_id=self.pad_token_id)
 
     def counts(self, batch: RewardBatch) -> Counts:
-        return Counts(units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()))
+        return Counts(
+            units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()), samples=len(batch.weights)
+        )
 
     def terms(self, batch: RewardBatch) -> Terms:
         chosen, rejected = self.rewards(batch)
@@ -229,13 +225,12 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         """Return the rewards of chosen and of rejected responses, (B,) each; every rank calls it equally often."""
         device = torch.cuda.current_device()
         tokens = batch.tokens
-        shares = self.config.train.shared_prefix_enable
         rewards = self.engine(
             tokens.sequences.to(device),
             attention_mask=tokens.attention_mask.to(device),
             ring_attn_group=self.strategy.ring_attn_group,
             media=tokens.media,
-            prompt_lengths=batch.prompt_lengths if shares else None,
+            prompts=tokens.prompts,
         )
         chosen, rejected = rewards.chunk(2)
         return chosen, rejected

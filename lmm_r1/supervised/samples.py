@@ -15,6 +15,7 @@ from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import bordered_ids, encode_row, outlined_row, plain_ids
 from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.lmm_kits.plain_text import control_ids
+from lmm_r1.models.packed.packing import Prompts
 
 # How SentencePiece writes a space; some tokenizers put one before each piece of text.
 _SPACE = "▁"
@@ -212,6 +213,11 @@ class SFTSample:
     media: Media | None
 
     @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens before the first loss token; all of a filler."""
+        return self.loss_mask.index(True) if any(self.loss_mask) else len(self.token_ids)
+
+    @property
     def filler(self) -> SFTSample:
         """The sample without loss tokens."""
         return replace(self, loss_mask=[False] * len(self.loss_mask))
@@ -223,6 +229,8 @@ class SFTBatch:
     attention_mask: torch.Tensor  # (B, T)
     loss_mask: torch.Tensor  # (B, T - 1): whether the loss takes the next token
     media: list[Media | None]  # B entries
+    prompts: Prompts | None = None
+    """Which samples continue the same prompt; None if none do."""
 
 
 def encode_sample(
@@ -282,7 +290,7 @@ def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -
     )
 
 
-def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
+def collate(samples: Sequence[SFTSample], *, pad_token_id: int, prompts: Prompts | None = None) -> SFTBatch:
     """Pad samples on the right into one batch."""
     width = max(len(sample.token_ids) for sample in samples)
     sequences = torch.full((len(samples), width), pad_token_id)
@@ -298,6 +306,7 @@ def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
         attention_mask=attention_mask,
         loss_mask=loss_mask[:, 1:],
         media=[sample.media for sample in samples],
+        prompts=prompts,
     )
 
 

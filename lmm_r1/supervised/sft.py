@@ -25,9 +25,10 @@ from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.scoring.sources import make_judge
 from lmm_r1.supervised import RowCheck, SampleEncoder, kept
 from lmm_r1.supervised.held_out import LOSS, HeldOut
-from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms, TokenTerms
+from lmm_r1.supervised.loop import SupervisedRun, TokenTerms
 from lmm_r1.supervised.models import SupervisedSession, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_sample, collate, encode_sample, loss_turns
+from lmm_r1.train.update import Counts, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
 
     def counts(self, batch: SFTBatch) -> Counts:
         tokens = int(batch.loss_mask.sum())
-        return Counts(units=tokens, tokens=tokens)
+        return Counts(units=tokens, tokens=tokens, samples=len(batch.sequences))
 
     def terms(self, batch: SFTBatch) -> Terms:
         found = self.token_losses(batch)

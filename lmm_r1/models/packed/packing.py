@@ -10,9 +10,19 @@ import torch
 import torch.distributed as dist
 from transformers import PretrainedConfig
 
-from lmm_r1.data.sample import PlacedMedia, SampleMedia, TreeSample, media_before, placed, prefix_tree
+from lmm_r1.data.sample import PlacedMedia, SampleMedia, TreeSample, placed, prefix_tree
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Which samples of a batch continue the same prompt, by their rows."""
+
+    groups: Sequence[int]
+    """Samples with the same number share the prompt's tokens and media."""
+    lengths: Sequence[int]
+    """Tokens of the prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +31,8 @@ class Targets:
 
     wanted: torch.Tensor
     """(B, T - 1), bool; (B, T) where values are wanted, which a last token has as well."""
-    shared: bool
-    """Whether what stands before a sample's first target is a prompt; those of one prompt share what they begin with."""
-    prompts: torch.Tensor | None = None
-    """How many tokens of each sample are its prompt, (B,), where that is not what stands before its first target."""
+    prompts: Prompts | None = None
+    """None where no samples share a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +94,8 @@ def pack_batch(
 ) -> PackedSequence:
     """Return a padded batch (B, T) as one packed sequence.
 
-    Rows of the batch with the same prompt and media of the same key make a tree where `share_prefix` is set: what some
-    of them begin with is there once, with its media.
+    Samples of one prompt make a tree where `share_prefix` is set: what some of them begin with is there once, with its
+    media.
 
     Args:
         media: one entry per row of the batch.
@@ -96,7 +104,7 @@ def pack_batch(
     """
     samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
     parts = _Parts(kit=kit, config=config)
-    for group in _groups(samples, share=share_prefix and targets.shared):
+    for group in _groups(samples, targets.prompts if share_prefix else None):
         parts.add_group(group, targets.wanted.cpu())
     real = parts.length
     image = kit.filler_media(config) if fill and not parts.media else None
@@ -118,31 +126,25 @@ def _samples(
     sequences: torch.Tensor, attention_mask: torch.Tensor, targets: Targets, media: Sequence[SampleMedia]
 ) -> list[_Sample]:
     samples = []
-    for row, (ids, mask, wanted) in enumerate(zip(sequences, attention_mask, targets.wanted.cpu(), strict=True)):
+    for row, (ids, mask) in enumerate(zip(sequences, attention_mask, strict=True)):
         columns = mask.nonzero().flatten()
-        first = wanted.nonzero().flatten()[:1]
-        prompt = int((columns <= first).sum()) if targets.shared and len(first) else len(columns)
-        if targets.prompts is not None:
-            prompt = int(targets.prompts[row])
         samples.append(
             _Sample(
                 row=row,
                 columns=columns,
                 token_ids=ids[columns],
-                prompt_length=prompt,
+                prompt_length=len(columns) if targets.prompts is None else targets.prompts.lengths[row],
                 media=placed(media[row]) if media else (),
             )
         )
     return samples
 
 
-def _groups(samples: Sequence[_Sample], *, share: bool) -> list[list[_Sample]]:
-    """Return samples by their prompt, in the order in which these come first; each by itself without `share`."""
-    groups: dict[tuple, list[_Sample]] = {}
+def _groups(samples: Sequence[_Sample], prompts: Prompts | None) -> list[list[_Sample]]:
+    """Return samples by their prompt, in the order in which these come first; each by itself without prompts."""
+    groups: dict[int, list[_Sample]] = {}
     for sample in samples:
-        prompt = tuple(sample.token_ids[: sample.prompt_length].tolist())
-        key = (prompt, media_before(sample.media, sample.prompt_length)) if share else (sample.row,)
-        groups.setdefault(key, []).append(sample)
+        groups.setdefault(sample.row if prompts is None else prompts.groups[sample.row], []).append(sample)
     return list(groups.values())
 
 

@@ -23,6 +23,7 @@ from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.image_features import settings_of_chance
 from lmm_r1.models.kit_module import KitModule
+from lmm_r1.models.packed.packing import Prompts
 
 if TYPE_CHECKING:
     from lmm_r1.host.models import DeepSpeedEngine
@@ -178,9 +179,16 @@ def _results(
         wanted.to(device),
         attention_mask=mask.to(device),
         media=[sample.media for sample in samples],
+        prompts=prompts_of(samples),
         ring_attn_group=group,
     )
     return [row[mask.bool()].float() for row, mask in zip(results, wanted, strict=True)]
+
+
+def prompts_of(samples: Sequence[CheckSample]) -> Prompts:
+    """Return which samples have the same prompt."""
+    known = [(tuple(sample.prompt), id(sample.media)) for sample in samples]
+    return Prompts(groups=[known.index(prompt) for prompt in known], lengths=[len(ids) for ids, _ in known])
 
 
 def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str) -> None:

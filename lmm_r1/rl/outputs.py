@@ -1,0 +1,332 @@
+"""What a rollout's samples are trained with: rewards, log-probs, values, the KL and advantages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
+
+import ray
+import torch
+
+from lmm_r1 import cpu
+from lmm_r1.config import PPOConfig
+from lmm_r1.config.ppo import AHEAD_TOKENS
+from lmm_r1.data.sample import media_before
+from lmm_r1.errors import UserError
+from lmm_r1.host.workers import WorkerGroup
+from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named, group_deviations
+from lmm_r1.rl.batching import Pass, PassLimits, forward_passes, sample_sizes
+from lmm_r1.rl.losses import estimated_kl
+from lmm_r1.rl.mismatch import Mismatch
+from lmm_r1.rl.model_groups import Models, ask, joined
+from lmm_r1.rl.samples import TrainingSample, stacked
+from lmm_r1.rl.workers import KitPolicyActor, ModelWorker
+
+T = TypeVar("T")
+REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
+ADVANTAGE_SOURCES = (
+    "its reward is finite, so check the critic's values and the log-probs of policy and reference model, from which the "
+    "KL in the reward is computed"
+)
+
+
+def is_on_policy(config: PPOConfig) -> bool:
+    """Say whether a rollout is trained on in one optimizer step, in whose own pass the policy is still the old one.
+
+    The old log-probs then need no pass of their own, unless rewards depend on them.
+    """
+    samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
+    in_reward = config.algo.kl.init_coef > 0 and not config.algo.kl.use_loss
+    one_step = config.train.batch_size >= samples and config.train.max_epochs == 1
+    return one_step and not in_reward and config.ds.lora.dropout == 0
+
+
+def add_model_outputs(
+    samples: Sequence[TrainingSample],
+    models: Models,
+    config: PPOConfig,
+    *,
+    limits: PassLimits,
+    mismatch: Mismatch,
+    ahead: ReferenceAhead | None = None,
+) -> None:
+    """Run the models on a rollout, add what they give, and measure how far the engines' log-probs are from the policy's.
+
+    Raises UserError if they are too far apart.
+
+    Args:
+        limits: of a pass.
+        ahead: the reference's passes, if they were started during generation.
+    """
+    one_update = is_on_policy(config)
+    # One update's own pass gives the old log-probs, but the first step compares them with the engines' before it.
+    old_log_probs = not (one_update and mismatch.checked)
+    passes = forward_passes(samples, ranks=models.ranks, limits=limits)
+    run_models(passes, models, config, old_log_probs=old_log_probs, ahead=ahead)
+    if ahead is not None:
+        for sample, log_probs in zip(samples, ahead.log_probs(), strict=True):
+            sample.reference_log_probs = log_probs
+    for sample in samples:
+        _add_kl(sample, config)
+    if old_log_probs:
+        mismatch.measure(samples)
+    if one_update:
+        for sample in samples:
+            sample.log_probs = None
+
+
+def run_models(
+    passes: Sequence[Sequence[Pass]],
+    models: Models,
+    config: PPOConfig,
+    *,
+    old_log_probs: bool,
+    ahead: ReferenceAhead | None = None,
+) -> None:
+    """Run the models on the passes of each rank, and note what they give in the samples.
+
+    Models that share GPUs run one after the other.
+
+    Args:
+        old_log_probs: whether the policy is run; if not, the update's own pass gives them.
+        ahead: the reference's passes, if they were started during generation.
+    """
+    train = config.train
+    with_reference = bool(train.colocate_all or train.colocate_actor_ref)
+    if ahead is not None and with_reference:
+        ahead.wait()
+        assert models.reference is not None, "refused by config.checks"
+        ask(models.reference, ModelWorker.empty_cache)
+    rewards = policy = values = reference = None
+    if passes[0][0][0].reward is None:
+        assert models.reward is not None, "refused by config.checks"
+        rewards = _start(models.reward, ModelWorker.forward, passes, wait=bool(train.colocate_all))
+    if old_log_probs:
+        policy = _start(models.policy, ModelWorker.forward, passes, wait=with_reference)
+    if models.critic is not None:
+        if train.colocate_critic_reward and rewards is not None and models.reward is not None:
+            ray.get(rewards)
+            ask(models.reward, ModelWorker.empty_cache)
+        with_reward = bool(train.colocate_all or train.colocate_critic_reward)
+        values = _start(models.critic, ModelWorker.forward, passes, wait=with_reward)
+    refers_to = models.policy if config.refers_to_base else models.reference
+    if refers_to is not None and ahead is None:
+        method = KitPolicyActor.reference_forward if config.refers_to_base else ModelWorker.forward
+        reference = _start(refers_to, method, passes, wait=with_reference)
+
+    def outputs(group: WorkerGroup | None, refs: Sequence[ray.ObjectRef] | None) -> Iterator[Any]:
+        return iter(()) if group is None or refs is None else _collected(group, refs)
+
+    samples = [sample for rank in passes for one in rank for sample in one]
+    for sample, reward in zip(samples, outputs(models.reward, rewards), strict=False):
+        sample.reward = sample.logged["reward"] = reward.item()
+    for sample, found in zip(samples, outputs(models.policy, policy), strict=False):
+        sample.log_probs = found
+    for sample, found in zip(samples, outputs(models.critic, values), strict=False):
+        sample.values = found
+    for sample, found in zip(samples, outputs(refers_to, reference), strict=False):
+        sample.reference_log_probs = found
+
+
+def _start(
+    group: WorkerGroup, method: Callable[..., Any], passes: Sequence[Sequence[Pass]], *, wait: bool
+) -> list[ray.ObjectRef]:
+    """Start one model's passes, and wait for them if another model needs its GPUs.
+
+    Without CUDA always wait: two models at a time slow one another down on the same cores.
+    """
+    refs = group.start_shares(method, group.hand_out(joined(passes, group.ranks)))
+    if wait:
+        ray.get(refs)
+        ask(group, ModelWorker.empty_cache)
+    if not cpu.has_cuda():
+        ray.wait(refs, num_returns=len(refs), fetch_local=False)
+    return refs
+
+
+def _collected(group: WorkerGroup, refs: Sequence[ray.ObjectRef]) -> Iterator[torch.Tensor]:
+    """Yield one model's outputs for the samples of all passes, in their order."""
+    return chain.from_iterable(chain.from_iterable(group.of_ranks(ray.get(list(refs)))))
+
+
+def _add_kl(sample: TrainingSample, config: PPOConfig) -> None:
+    """Add the KL between policy and reference, which reduces the rewards unless it is in the loss."""
+    kl, mask = config.algo.kl, sample.loss_mask
+    difference = torch.zeros_like(mask, dtype=torch.float)
+    sample.kl = torch.zeros_like(difference)
+    if kl.use_loss:
+        return
+    if sample.reference_log_probs is not None:
+        assert sample.log_probs is not None, "the KL in the reward needs them"
+        difference = sample.log_probs.float() - sample.reference_log_probs.float()
+        sample.kl = estimated_kl(difference, estimator=kl.estimator)
+    count = mask.sum().clamp(min=1)
+    sample.logged["kl"] = ((sample.kl * mask).sum() / count).item()
+    sample.logged["logprobs_diff"] = ((difference * mask).sum() / count).item()
+
+
+def shape_rewards(samples: Sequence[TrainingSample], config: PPOConfig) -> None:
+    """Change the rewards of long and truncated responses, then clip all of them to `--reward.clip_range`.
+
+    A response that reaches into the buffer before the limit pays in proportion (DAPO, arXiv:2503.14476).
+    """
+    settings = config.reward
+    low, high = settings.clip_range
+    limit = config.rollout.max_new_tokens or config.data.max_len
+    for sample in samples:
+        reward = _given(sample.reward)
+        if (buffer := settings.overlong_buffer_len) is not None:
+            exceeding = min(max(sample.response_tokens - (limit - buffer), 0.0), buffer)
+            reward -= exceeding / buffer * settings.overlong_penalty_factor
+        scale = settings.stop_properly_penalty_coef
+        if scale is not None and sample.truncated:
+            reward = scale if scale < 0 else reward * scale
+        sample.reward = min(max(reward, low), high)
+        if "reward" in sample.logged:
+            sample.logged["reward"] = sample.reward
+
+
+def add_advantages(
+    samples: Sequence[TrainingSample], config: PPOConfig, *, kl_weight: float, greedy: Sequence[TrainingSample] = ()
+) -> None:
+    """Add penalties to the rewards, then the advantages and returns of `--algo.advantage.estimator`.
+
+    Raises UserError, before any weight changes, if a reward or an advantage is not finite.
+
+    Args:
+        samples: of a whole rollout, in order.
+        greedy: the greedy response to each prompt, if the estimator compares with one.
+    """
+    for sample in samples:
+        _check_finite(sample, _given(sample.reward), what="reward")
+    shape_rewards([*samples, *greedy], config)
+    rollout = _rewarded_rollout(samples, config, kl_weight=kl_weight, greedy=greedy)
+    if config.rollout.n_samples_per_prompt > 1:
+        deviations = group_deviations(rollout.rewards, rollout.counted).expand_as(rollout.rewards).flatten().tolist()
+        for sample, deviation in zip(samples, deviations, strict=True):
+            sample.logged["group_reward_std"] = deviation
+    estimate = estimator_named(config.algo.advantage.estimator)(rollout)
+    (every_reward,), (every_advantage,), (every_return,) = (
+        estimate.token_rewards,
+        estimate.advantages,
+        estimate.returns,
+    )
+    for place, sample in enumerate(samples):
+        width = len(sample.loss_mask)
+        sample.advantages, sample.returns = every_advantage[place, :width], every_return[place, :width]
+        # One bad value makes a whole whitened batch non-finite; returns still show which sample it is.
+        counted = torch.where(sample.loss_mask, sample.returns, 0.0)
+        _check_finite(sample, counted.sum().item(), what="advantage")
+        if sample.masked:
+            # It teaches neither policy nor critic anything.
+            sample.advantages = torch.zeros_like(sample.advantages)
+            sample.returns = sample.returns if sample.values is None else sample.values
+        # A masked sample has no last token: its reward is in the last column.
+        sample.logged["return"] = every_reward[place].sum().item()
+        sample.kl = None
+
+
+def _rewarded_rollout(
+    samples: Sequence[TrainingSample], config: PPOConfig, *, kl_weight: float, greedy: Sequence[TrainingSample]
+) -> RewardedRollout:
+    """Return the estimator's input: the rewards by groups, in double precision, and the tokens of all samples."""
+    size, settings = config.rollout.n_samples_per_prompt, config.algo.advantage
+    for number, sample in enumerate(samples):
+        assert (sample.place, sample.group) == (number, number // size), "whole groups, in the rollout's order"
+    counted = torch.tensor([not sample.masked for sample in samples])
+    tokens = RewardedPass(
+        places=range(len(samples)),
+        mask=stacked(samples, lambda sample: sample.loss_mask * (not sample.masked)).long(),
+        kl=stacked(samples, lambda sample: _given(sample.kl)),
+        values=None if samples[0].values is None else stacked(samples, lambda sample: _given(sample.values)),
+    )
+    return RewardedRollout(
+        rewards=torch.tensor([_given(sample.reward) for sample in samples], dtype=torch.double).view(-1, size),
+        counted=None if counted.all() else counted.view(-1, size),
+        passes=[tokens],
+        kl_coef=kl_weight,
+        gamma=settings.gamma,
+        lambd=settings.lambd,
+        divide=not settings.no_std_norm,
+        greedy=torch.tensor([[_given(sample.reward)] for sample in greedy], dtype=torch.double) if greedy else None,
+        pass_k=settings.pass_k,
+    )
+
+
+def _given(value: T | None) -> T:
+    assert value is not None, "added before"
+    return value
+
+
+def _check_finite(sample: TrainingSample, value: float, *, what: str) -> None:
+    """Raise UserError if a sample's value is not finite."""
+    if not math.isfinite(value):
+        source = REWARD_SOURCES if what == "reward" else ADVANTAGE_SOURCES
+        raise UserError(
+            f"{sample.location}: the {what} of a response is {value}, which cannot be trained on; {source}"
+        )
+
+
+Key: TypeAlias = tuple[bytes, tuple[Hashable, ...]]
+
+
+class ReferenceAhead:
+    """The reference's passes over one rollout, which run while the engines generate its other groups."""
+
+    def __init__(self, group: WorkerGroup, *, limits: PassLimits, gpus_per_pass: int = 1) -> None:
+        """Args:
+        limits: of a pass that computes nothing else at the same time.
+        gpus_per_pass: GPUs that share a pass.
+        """
+        tokens = AHEAD_TOKENS * gpus_per_pass
+        self._limits = replace(limits, tokens=tokens if limits.tokens is None else min(tokens, limits.tokens))
+        self._group = group
+        self._waiting: list[TrainingSample] = []
+        # The samples that the workers have been given, in the order of the answers.
+        self._started: list[tuple[list[TrainingSample], list[ray.ObjectRef]]] = []
+        # Keys of the whole rollout's samples, in order.
+        self._keys: list[Key] = []
+
+    def add(self, samples: Sequence[TrainingSample]) -> None:
+        """Take the samples of a finished group; full passes are started at once, when there is one for every rank."""
+        number = self._waiting[-1].group + 1 if self._waiting else 0
+        self._waiting += [replace(sample, group=number) for sample in samples]
+        assert self._limits.tokens is not None, "made so"
+        full = self._limits.cost(sample_sizes(self._waiting)) >= self._group.ranks * self._limits.tokens
+        if full and len(self._waiting) % self._group.ranks == 0:
+            self._start(self._waiting)
+            self._waiting = []
+
+    def finish(self, samples: Sequence[TrainingSample]) -> None:
+        """Start the passes over the samples of the whole rollout that have none yet."""
+        self._keys = [_key(sample) for sample in samples]
+        known = {_key(sample) for given, _ in self._started for sample in given}
+        missing = [sample for sample, key in zip(samples, self._keys, strict=True) if key not in known]
+        if missing:
+            # Every rank computes as many samples.
+            self._start([*missing, *samples[: -len(missing) % self._group.ranks]])
+
+    def wait(self) -> None:
+        """Wait until all passes that were started are done."""
+        refs = [ref for _, started in self._started for ref in started]
+        ray.wait(refs, num_returns=len(refs), fetch_local=False)
+
+    def log_probs(self) -> list[torch.Tensor]:
+        """Return the log-probs of the samples that `finish` was given, (A,) each."""
+        known: dict[Key, torch.Tensor] = {}
+        for samples, refs in self._started:
+            known |= dict(zip(map(_key, samples), _collected(self._group, refs), strict=True))
+        return [known[key] for key in self._keys]
+
+    def _start(self, samples: Sequence[TrainingSample]) -> None:
+        passes = forward_passes(samples, ranks=self._group.ranks, limits=self._limits)
+        refs = self._group.start_shares(ModelWorker.forward, self._group.hand_out(passes))
+        self._started.append(([sample for rank in passes for one in rank for sample in one], refs))
+
+
+def _key(sample: TrainingSample) -> Key:
+    """Return what log-probs depend on: the tokens and the media of a sample."""
+    return sample.token_ids.numpy().tobytes(), media_before(sample.media, len(sample.token_ids))

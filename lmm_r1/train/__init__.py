@@ -1,0 +1,1 @@
+"""What RL and supervised training have in common."""
