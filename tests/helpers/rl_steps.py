@@ -1,29 +1,32 @@
-"""Parts of an RL step: experiences, passes of a policy loss, workers and trainers without processes."""
+"""Parts of an RL step: samples, passes of a policy loss, workers and trainers without processes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import torch
 from helpers.samples import generated_sample
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample
+from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.rl import loop
-from lmm_r1.rl.batching import PassLimits, UpdatePasses, forward_plan, pass_limits, pass_of, update_passes
-from lmm_r1.rl.experiences import add_advantages, add_model_outputs, experience_of
+from lmm_r1.rl.batching import Pass, PassLimits, UpdatePasses, forward_passes, pass_limits, update_passes
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models
+from lmm_r1.rl.outputs import add_advantages, add_model_outputs
 from lmm_r1.rl.rollouts import MadeRollout, Rollout
 from lmm_r1.rl.run import prompt_stream
+from lmm_r1.rl.samples import TrainingSample
 
 
 def small_run(*, prompts: int = 2, samples: int = 2, **changes: object) -> PPOConfig:
@@ -61,25 +64,52 @@ class KillableRun(RLRun):
         """Nothing: as after kill -9."""
 
 
+_GROUPS = itertools.count()
+
+
 def sample(
-    prompt: Sequence[int], response: Sequence[int], *, media: MediaRef | None = None, reward: float = 0.0
-) -> Experience:
-    """One sample, of which the response is learnt."""
-    return experience_of(generated_sample(prompt, response, media=media, reward=reward), max_len=10_000)
+    prompt: Sequence[int],
+    response: Sequence[int],
+    *,
+    media: MediaRef | None = None,
+    reward: float = 0.0,
+    group: int | None = None,
+) -> TrainingSample:
+    """One sample, of which the response is learnt; of a group of its own unless one is given."""
+    made = generated_sample(prompt, response, media=media, reward=reward)
+    return TrainingSample.of(made, max_len=10_000, group=next(_GROUPS) if group is None else group)
 
 
-def group(prompt: Sequence[int], lengths: Sequence[int], *, media: MediaRef | None = None) -> list[Experience]:
+def group(prompt: Sequence[int], lengths: Sequence[int], *, media: MediaRef | None = None) -> list[TrainingSample]:
     """Samples of one prompt with responses of these lengths, each of a token of its own."""
-    return [sample(prompt, [50 + place] * length, media=media) for place, length in enumerate(lengths)]
+    number = next(_GROUPS)
+    return [sample(prompt, [50 + place] * length, media=media, group=number) for place, length in enumerate(lengths)]
 
 
-def trained(experience: Experience) -> Experience:
-    """The experience with what models and estimator add before an update."""
-    shape = experience.action_mask.shape
-    experience.action_log_probs = -torch.rand(shape)
-    experience.returns = torch.rand(shape)
-    experience.advantages = torch.rand(shape)
-    return experience
+def trained(one: TrainingSample) -> TrainingSample:
+    """The sample with what models and estimator add before an update."""
+    one.log_probs, one.returns, one.advantages = -torch.rand_like(one.turns.float()), *torch.rand(2, len(one.turns))
+    return one
+
+
+class PlayedGroup(WorkerGroup):
+    """The workers of a model as objects of this process, which answer at once: `ray.get` has to return what it is given."""
+
+    def __init__(self, *workers: Any, duplicates: int = 1) -> None:
+        self._actor_handlers, self.duplicate_actors = list(workers), duplicates
+
+    def start(self, method: Callable[..., Any], *given: Any, **named: Any) -> list[Any]:
+        return [getattr(worker, method.__name__)(*given, **named) for worker in self._actor_handlers]
+
+    def hand_out(self, shares: Sequence[Any]) -> list[Any]:
+        assert len(shares) == self.ranks
+        return list(shares)
+
+    def start_shares(self, method: Callable[..., Any], shares: Sequence[Any], **named: Any) -> list[Any]:
+        return [
+            getattr(worker, method.__name__)(shares[number // self.duplicate_actors], **named)
+            for number, worker in enumerate(self._actor_handlers)
+        ]
 
 
 class StepParts:
@@ -93,35 +123,34 @@ class StepParts:
         self.kl_weight = kl_weight
         self.models = Models(**{"policy": None, **groups})
         self.mismatch = Mismatch(config)
-        self.locations: Sequence[str] = ()
         self.greedy: Sequence[Sample] = ()
 
     def limits(self, settings: Any) -> PassLimits:
         return pass_limits(self.config, settings, share_prefix=self.share_prefix)
 
-    def forward_passes(self, samples: list[Experience]) -> list[Experience]:
-        plan = forward_plan(numbered(samples), ranks=self.models.ranks, limits=self.limits(self.config.rollout))
-        return [pass_of([samples[place] for place in batch]) for batch in plan]
+    def forward_passes(self, samples: list[TrainingSample]) -> list[Pass]:
+        """Return the passes of all ranks."""
+        limits = self.limits(self.config.rollout)
+        return list(chain.from_iterable(forward_passes(numbered(samples), ranks=self.models.ranks, limits=limits)))
 
-    def with_outputs(self, samples: list[Experience]) -> list[Experience]:
+    def with_outputs(self, samples: list[TrainingSample]) -> list[TrainingSample]:
         limits = self.limits(self.config.rollout)
         add_model_outputs(numbered(samples), self.models, self.config, limits=limits, mismatch=self.mismatch)
         return samples
 
-    def with_advantages(self, passes: list[Experience]) -> list[Experience]:
-        greedy = [experience_of(sample, max_len=self.config.data.max_len) for sample in self.greedy]
-        given = {"kl_weight": self.kl_weight, "locations": self.locations, "greedy": greedy}
-        add_advantages(passes, self.config, **given)
-        return passes
+    def with_advantages(self, samples: list[TrainingSample]) -> list[TrainingSample]:
+        greedy = [TrainingSample.of(sample, max_len=self.config.data.max_len) for sample in self.greedy]
+        add_advantages(samples, self.config, kl_weight=self.kl_weight, greedy=greedy)
+        return samples
 
-    def update_passes(self, passes: Sequence[Experience], *, step: int) -> UpdatePasses:
+    def update_passes(self, samples: Sequence[TrainingSample], *, step: int) -> UpdatePasses:
         """Return the passes of the update.
 
         Args:
             step: counted from 0.
         """
         return update_passes(
-            samples_of(passes),
+            samples,
             batch_size=self.config.train.batch_size,
             ranks=self.models.ranks if self.models.all else 1,
             limits=self.limits(self.config.train),
@@ -129,10 +158,10 @@ class StepParts:
         )
 
 
-Pass = dict[str, torch.Tensor]
+LossPass = dict[str, torch.Tensor]
 
 
-def random_pass(*lengths: int, seed: int = 0, width: int = 6) -> Pass:
+def random_pass(*lengths: int, seed: int = 0, width: int = 6) -> LossPass:
     """Samples of so many loss tokens, of which not every second stands beside the next; ratios of 0.3 to 3."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), width)
@@ -146,25 +175,25 @@ def random_pass(*lengths: int, seed: int = 0, width: int = 6) -> Pass:
         "log_probs": log_probs,
         "old_log_probs": old,
         "advantages": torch.randn(shape, generator=generator, dtype=torch.double),
-        "action_mask": mask,
-        "rollout_log_probs": engine,
+        "mask": mask,
+        "engine_log_probs": engine,
     }
 
 
 Run = TypeVar("Run", bound=RLRun)
 
 
-class AnsweringPolicy:
+class AnsweringPolicy(PlayedGroup):
     """The policy's workers, which answer at once."""
 
-    duplicate_actors = 1
     answers = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0}
 
     def __init__(self) -> None:
+        super().__init__(object())
         self.broadcast: Callable[[], None] = lambda: None
 
-    def async_run_method(self, method_name: str) -> list[Any]:
-        return [self.broadcast() if method_name == "broadcast_to_vllm" else self.answers[method_name]]
+    def start(self, method: Callable[..., Any], *given: Any, **named: Any) -> list[Any]:
+        return [self.broadcast() if method.__name__ == "broadcast_to_vllm" else self.answers[method.__name__]]
 
 
 def without_workers(kind: type[Run], config: PPOConfig, rows: Sequence[Row], *, folder: Path) -> Run:
@@ -190,28 +219,9 @@ def play_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "train_on", train_on)
 
 
-def samples_of(batches: Sequence[Experience]) -> list[Experience]:
-    """The samples of batches by their places, each as a batch of one without padding."""
-    found = {}
-    for batch in batches:
-        for row, place in enumerate(batch.index):
-            length = int(batch.attention_mask[row].sum())
-            parts: dict[str, Any] = {"index": [place]}
-            for name, value in vars(batch).items():
-                if isinstance(value, torch.Tensor):
-                    parts[name] = value[row : row + 1]
-                    if Experience.is_step_tensor_field(name):
-                        parts[name] = parts[name][:, : length - batch.sequences.shape[1] + value.shape[1]]
-                elif isinstance(value, dict):
-                    parts[name] = {key: values[row : row + 1] for key, values in value.items()}
-                elif name == "mm_train_inputs" and value:
-                    parts[name] = [value[row]]
-            found[place] = Experience(**parts)
-    return [found[place] for place in sorted(found)]
-
-
-def numbered(samples: Sequence[Experience]) -> Sequence[Experience]:
-    """Let samples know their places in the rollout."""
-    for place, sample in enumerate(samples):
-        sample.index = [place]
-    return samples
+def numbered(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Let samples know their places in the rollout, and number their groups in order."""
+    groups: dict[int, int] = {}
+    for place, one in enumerate(samples):
+        one.place, one.group = place, groups.setdefault(one.group, len(groups))
+    return list(samples)
