@@ -4,6 +4,8 @@ PyTorch calls `prepare` at the end of `import torch` (entry point group `torch.b
 when a worker starts. What OpenRLHF and DeepSpeed need is in `host.seams`.
 """
 
+from __future__ import annotations
+
 import ctypes
 import importlib.util
 import logging
@@ -15,11 +17,14 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1 import quiet
 from lmm_r1.errors import UserError
 from remote_rm.redaction import hide_in_logs
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +73,6 @@ _declarations: list[object] = []
 # What `choose_waiting` has measured.
 _share: float | None = None
 _BLOCK = bytes(2**17)
-
-
-class _CpuDevice(str):
-    """The device name `cpu`, which OpenRLHF's replay buffer may also put behind `cuda:` without an error."""
-
-    def __format__(self, spec: str) -> str:
-        return "0"
 
 
 def choose_waiting() -> None:
@@ -221,21 +219,20 @@ def prepare_process() -> None:
 
 
 def prepare_worker() -> None:
-    """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
+    """Keep libraries quiet, secrets out of logs, and OpenRLHF from waiting for a GPU (Ray's worker set-up hook)."""
     quiet.begin_loading()
     hide_in_logs()
-    if own_cuda():
-        return
+    if not own_cuda():
+        import torch
+
+        torch.cuda.synchronize = lambda device=None: None
+
+
+def device() -> torch.device:
+    """Return the device of this process's tensors: its GPU, or the CPU."""
     import torch
 
-    stand_ins: dict[str, Callable[..., object]] = {
-        "current_device": lambda: _CpuDevice("cpu"),
-        "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
-        "current_stream": lambda device=None: None,
-    }
-    for name, stand_in in stand_ins.items():
-        setattr(torch.cuda, name, stand_in)
+    return torch.device("cuda", torch.cuda.current_device()) if own_cuda() else torch.device("cpu")
 
 
 def take_cores(side: Literal["engines", "models"]) -> None:

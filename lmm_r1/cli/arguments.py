@@ -283,15 +283,18 @@ def _without_only_defaults(arguments: Sequence[str], flags: dict[str, object], *
     for argument in remaining:
         spelled, equals, text = argument.partition("=")
         name = spelled[2:].replace("-", "_") if spelled.startswith("--") else ""
-        known = accepted.get(name)
-        if known is None and _turned_off(name) not in accepted:
+        negated = name not in accepted and _turned_off(name) in accepted
+        known = accepted.get(_turned_off(name) if negated else name)
+        if known is None:
             rest.append(argument)
-        elif known is not None and not isinstance(known.value, bool):
+        elif isinstance(known.value, bool):
+            value = not negated if not equals else text.lower() == "true"
+            if value != known.value:
+                _exit(prog, known.refusal(f"--{name}"))
+        else:
             text = text if equals else next(remaining, "")
             if text != str(known.value):
                 _exit(prog, known.refusal(f"--{name} {text}"))
-        elif known is not None and text.lower() != "false":
-            _exit(prog, known.refusal(f"--{name}"))
     return rest
 
 

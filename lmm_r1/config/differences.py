@@ -151,6 +151,13 @@ ONLY_DEFAULTS = {
     "model.compute_fp32_loss_enable": OnlyDefault(
         False, "leave it out: rewards and their loss are always in single precision", "model.margin_loss_enable"
     ),
+    **{
+        f"{owner}muon.{name}": OnlyDefault(
+            value, "leave it out: DeepSpeed's Muon has no setting for it", f"{owner}muon.lr"
+        )
+        for owner in ("", "actor.", "critic.")
+        for name, value in (("ns_steps", 5), ("nesterov", True))
+    },
     "use_ms": OnlyDefault(False, "leave it out: models come from the Hugging Face hub", "ckpt.save_hf"),
     "vllm.sync_backend": OnlyDefault("nccl", "leave it out, or take --vllm.sync_with_ray", "vllm.sync_with_ray"),
 }

@@ -170,10 +170,6 @@ class MuonConfig:
     """Learning rate of the weight matrices that Muon updates."""
     momentum: Annotated[float, Within("[0, 1)"), Needs("..optim=muon")] = 0.95
     """Muon's momentum."""
-    ns_steps: Annotated[int, Within("[1, inf)"), Needs("..optim=muon")] = 5
-    """Newton-Schulz iterations."""
-    nesterov: Annotated[bool, Needs("..optim=muon", warns=True)] = True
-    """Nesterov momentum."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,10 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.runtime import engine as engine_module
-from deepspeed.runtime.zero import stage3, stage_1_and_2
-from deepspeed.runtime.zero.muon import original_muon
 from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.runtime.zero.offload_states import offload_optimizer_states, reload_optimizer_states
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 from deepspeed.utils import safe_get_full_grad
@@ -28,7 +27,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 
-_MUON_UPDATE = original_muon.muon_update
 _WRAPPER_OF = "_do_optimizer_sanity_check"
 LARGEST_NORM = torch.finfo(torch.float).max ** 0.5
 
@@ -53,16 +51,6 @@ def passes_added_up() -> Iterator[None]:
         yield
     finally:
         setattr(engine, _WRAPPER_OF, choose)
-
-
-def settle_muon(*, ns_steps: int, nesterov: bool) -> None:
-    """Set how Muon makes its updates in this process; DeepSpeed has no settings for this.
-
-    Args:
-        ns_steps: Newton-Schulz iterations.
-    """
-    for module in (original_muon, stage_1_and_2, stage3):
-        module.muon_update = partial(_MUON_UPDATE, ns_steps=ns_steps, nesterov=nesterov)
 
 
 def add_up_in_accumulation_dtype(optimizer: Any) -> None:
@@ -243,7 +231,7 @@ def as_configured(engine: DeepSpeedEngine) -> Iterator[None]:
 
 def sleep_with_any_optimizer(optimizer: Any) -> None:
     """Let ZeRO-3 move the states of any optimizer to host memory, as ZeRO-2 does; upstream takes only its own Adam."""
-    if isinstance(optimizer, stage3.DeepSpeedZeroOptimizer_Stage3):
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         optimizer.offload_states = partial(_offload, optimizer, optimizer.offload_states)
         optimizer.reload_states = partial(_reload, optimizer, optimizer.reload_states)
 

@@ -25,29 +25,19 @@ class Replacement:
     reason: str
 
 
-REPLACEMENTS: tuple[Replacement, ...] = (
-    Replacement(
-        upstream="openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
-        ours="lmm_r1.host.seams:prepare_training",
-        reason="upstream names cuda as the device of its mesh; replaced only where there is no CUDA",
-    ),
-)
-
-
-_CUDA = {"ours": "lmm_r1.cpu:prepare_worker", "reason": "OpenRLHF calls torch.cuda directly, which fails on a CPU"}
 _ONEDNN = {
     "ours": "lmm_r1.cpu:_pack_alike",
     "reason": "the layout of packed weights depends on the number of threads, and must be the same for all weights",
 }
-_MUON = {"ours": "lmm_r1.host.optimizer:settle_muon", "reason": "DeepSpeed has no settings for ns_steps and nesterov"}
 
 # Names of other libraries that are replaced. Those of one architecture are in `lmm_kits.delta_rule`, which names it.
 # The contract test knows of no other module that replaces any.
 PATCHES: tuple[Replacement, ...] = (
-    Replacement(upstream="torch.cuda:current_device", **_CUDA),
-    Replacement(upstream="torch.cuda:set_device", **_CUDA),
-    Replacement(upstream="torch.cuda:synchronize", **_CUDA),
-    Replacement(upstream="torch.cuda:current_stream", **_CUDA),
+    Replacement(
+        upstream="torch.cuda:synchronize",
+        ours="lmm_r1.cpu:prepare_worker",
+        reason="OpenRLHF calls it after each save, which fails on a CPU",
+    ),
     Replacement(
         upstream="vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync",
         ours="lmm_r1.cpu:_take_seeds",
@@ -95,24 +85,14 @@ PATCHES: tuple[Replacement, ...] = (
         ours="lmm_r1.host.optimizer:eight_bit_adam",
         reason="DeepSpeed does not know AdamW in 8 bits",
     ),
-    Replacement(upstream="deepspeed.runtime.zero.muon.original_muon:muon_update", **_MUON),
-    Replacement(upstream="deepspeed.runtime.zero.stage_1_and_2:muon_update", **_MUON),
-    Replacement(upstream="deepspeed.runtime.zero.stage3:muon_update", **_MUON),
 )
 
 
 def prepare_training() -> None:
-    """Let DeepSpeed and OpenRLHF set up a process group on CPUs."""
-    if cpu.own_cuda():
-        return
-    import openrlhf.utils.deepspeed.deepspeed as openrlhf_strategy
-    from torch.distributed.device_mesh import init_device_mesh
-
-    # DeepSpeed compiles a shared-memory collective on first use (40 s); gloo does the same work.
-    # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
-    # OpenRLHF names "cuda" as the mesh's device type.
-    openrlhf_strategy.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)
+    """Let DeepSpeed's processes on CPUs talk over gloo: it would compile a collective of its own on first use (40 s)."""
+    if not cpu.own_cuda():
+        # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 
 def resolve(path: str) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import deepspeed.comm.comm as deepspeed_comm
 import deepspeed.utils.groups as deepspeed_groups
 import torch
@@ -21,7 +22,8 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import enable_full_determinism, modeling_flash_attention_utils, set_seed
 
 from lmm_r1 import cpu, dotted, quiet
 from lmm_r1.config import PPOConfig, SupervisedConfig
@@ -38,7 +40,6 @@ from lmm_r1.host.optimizer import (
     eight_bit_adam,
     learns,
     passes_added_up,
-    settle_muon,
     sleep_with_any_optimizer,
     warm_from_first_update,
 )
@@ -76,14 +77,28 @@ class KitStrategy(CheckpointStrategy):
     """Of this rank's passes since the last optimizer step."""
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
+        """Join the process group, and set the group of ranks that share rows.
+
+        OpenRLHF's own names `cuda` as the device; the models share rows, not a kernel of ring attention.
+        """
         quiet.done_loading()
         seams.prepare_training()
         check_fp16(self.args.ds.param_dtype)
-        super().setup_distributed(timeout)
-
-    def setup_ring_attn(self, ds_device_mesh: DeviceMesh) -> None:
-        """Set the group of ranks that share rows; the models share them, not a kernel of ring attention."""
-        group = ds_device_mesh["sp"].get_group() if self.ring_attn_size > 1 else None
+        if self.full_determinism:
+            enable_full_determinism(self.seed)
+            modeling_flash_attention_utils.deterministic_g = True
+        else:
+            set_seed(self.seed)
+        if self.args.local_rank != -1:
+            os.environ["LOCAL_RANK"] = str(self.args.local_rank)
+        if cpu.own_cuda() and (rank := int(os.environ.get("LOCAL_RANK", "-1"))) != -1:
+            torch.cuda.set_device(rank)
+        deepspeed.init_distributed(timeout=timeout)
+        self.world_size = dist.get_world_size()
+        data_parallel = self.world_size // self.ring_attn_size // self.ds_tensor_parallel_size
+        sizes = (data_parallel, self.ring_attn_size, self.ds_tensor_parallel_size)
+        self.ds_device_mesh = init_device_mesh(cpu.device().type, sizes, mesh_dim_names=("dp", "sp", "tp"))
+        group = self.ds_device_mesh["sp"].get_group() if self.ring_attn_size > 1 else None
         self.ring_attn_rank = 0 if group is None else dist.get_rank(group)
         set_ring_attn_group(group)
 
@@ -101,11 +116,6 @@ class KitStrategy(CheckpointStrategy):
 
     def _ds_init_train_model(self, model: Any, cfg: dict[str, Any]) -> Any:
         self._vision_lr = cfg["adam"].get("vision_lr")
-        if cfg["optim"] == "muon":
-            own = {name: cfg["muon"][name] for name in ("ns_steps", "nesterov")}
-            settle_muon(**own)
-            # Upstream would warn that they do nothing.
-            cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
         with _keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
         name, steps = cfg["lr_scheduler"], cfg["scheduler_steps"]

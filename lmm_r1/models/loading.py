@@ -453,7 +453,7 @@ def _quantize(model: PreTrainedModel, kit: LmmKit, *, empty: bool) -> None:
                 "layer for; leave it out, and take --ds.lora.rank with --ds.zero_stage 3"
             )
     if not empty:
-        device = torch.device("cuda", torch.cuda.current_device()) if cpu.has_cuda() else torch.device("cpu")
+        device = cpu.device()
         quantize_layers(model, language_layers(model, kit), device=device)
 
 

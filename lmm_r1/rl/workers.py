@@ -128,7 +128,7 @@ class ModelWorker(BaseModelActor):
         Args:
             settings: further arguments of its `forward`.
         """
-        device = torch.cuda.current_device()
+        device = cpu.device()
         if self.role != "reward":
             settings["action_mask"] = stacked(samples, lambda sample: sample.loss_mask.long()).to(device)
         return self.model(

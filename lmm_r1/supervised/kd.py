@@ -148,7 +148,7 @@ class Teacher:
 
     def tokens(self, batch: SFTBatch) -> TeacherTokens:
         """Return the hidden states and the output layer that make its logits at the batch's loss tokens."""
-        device = torch.cuda.current_device()
+        device = cpu.device()
         return self.actor.teacher_tokens(
             batch.sequences.to(device),
             batch.loss_mask.to(device),
@@ -304,7 +304,7 @@ class KDRun(SFTRun[KDConfig]):
 
     def token_losses(self, batch: SFTBatch) -> TokenTerms:
         """Return the loss of each loss token, and its two parts."""
-        device = torch.cuda.current_device()
+        device = cpu.device()
         log_probs, output = self.actor(
             batch.sequences.to(device),
             batch.loss_mask.to(device),

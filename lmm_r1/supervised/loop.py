@@ -15,6 +15,7 @@ import torch.distributed as dist
 from rich.console import Console
 from typing_extensions import Self
 
+from lmm_r1 import cpu
 from lmm_r1.config import checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import KeptRows, dataset_paths
@@ -267,7 +268,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     def _any_rank(self, *answers: bool) -> list[bool]:
         """Return for each question whether any rank answers yes: signals and times reach ranks at different steps."""
-        counts = torch.tensor(answers, dtype=torch.long, device=torch.cuda.current_device())
+        counts = torch.tensor(answers, dtype=torch.long, device=cpu.device())
         dist.all_reduce(counts)
         return [bool(count) for count in counts.tolist()]
 
@@ -338,7 +339,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     def policy_log_probs(self, batch: SFTBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the log-probs of loss tokens, (B, T - 1), 0 elsewhere, and the load-balancing loss (0 if unused)."""
-        device = torch.cuda.current_device()
+        device = cpu.device()
         balanced = self.config.model.aux_loss_coef > 0
         returned = self.actor(
             batch.sequences.to(device),

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from lmm_r1 import cpu
 from lmm_r1.config import DPOConfig, SupervisedConfig
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lifecycle.stopping import StopRequests
@@ -120,7 +121,7 @@ class Reference:
             model.train(trains)
 
     def _run(self, batch: SFTBatch) -> torch.Tensor:
-        device = torch.cuda.current_device()
+        device = cpu.device()
         return self.actor(
             batch.sequences.to(device),
             batch.loss_mask.to(device),

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import Self
 
+from lmm_r1 import cpu
 from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PreferenceRow
@@ -223,7 +224,7 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
 
     def rewards(self, batch: RewardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rewards of chosen and of rejected responses, (B,) each; every rank calls it equally often."""
-        device = torch.cuda.current_device()
+        device = cpu.device()
         tokens = batch.tokens
         rewards = self.engine(
             tokens.sequences.to(device),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from transformers import GenerationConfig
 from typing_extensions import Self
 
+from lmm_r1 import cpu
 from lmm_r1.config import SFTConfig
 from lmm_r1.config.run_rows import read_conversations
 from lmm_r1.data.messages import Row, demonstration, images_of, videos_of
@@ -111,7 +112,7 @@ class Answers:
     def accuracies(self, rows: Sequence[Row], sources: Sequence[str], *, group: dist.ProcessGroup) -> dict[str, float]:
         """Return pass@1 by data source over the rows of all ranks; rows too long for an answer are left out."""
         # Right answers and all answers by data source.
-        sums = torch.zeros(len(sources), 2, dtype=torch.double, device=torch.cuda.current_device())
+        sums = torch.zeros(len(sources), 2, dtype=torch.double, device=cpu.device())
         prompts = {index: prompt_of(row) for index, row in enumerate(rows)}
         with _own_settings(self.engine.model):
             outcomes = list(self.engine.respond(prompts.items(), self.sampling)) if prompts else []

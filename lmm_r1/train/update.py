@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from lmm_r1 import cpu
 from lmm_r1.host.models import Actor
 from lmm_r1.host.strategy import KitStrategy
 
@@ -87,7 +88,7 @@ def update(
     counted = [counts(one) for one in passes]
     totals = torch.tensor(
         [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))],
-        device=torch.cuda.current_device(),
+        device=cpu.device(),
     )
     dist.all_reduce(totals, group=group)
     # A step without units has losses of 0.
