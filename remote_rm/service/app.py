@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -40,13 +39,6 @@ logger = logging.getLogger(__name__)
 INLINE_BYTES = 64 * 2**10
 """Up to so much is read without changing threads, which would take longer than the reading."""
 READERS = 4
-COLUMNS = frozenset(RewardRequest.model_fields)
-
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\n\r]*")
-_NEXT = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
-_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-_SCALAR = re.compile(r"[^\s,\[\]{}\"]+")
 
 
 class TooManyItems(ValueError):
@@ -84,18 +76,6 @@ class RequestReader:
             check_json(text)
         except ValueError as error:
             _refuse(str(error), place=0)
-        is_small = is_graded or len(body) <= INLINE_BYTES
-        request = self._small(text) if is_small else columns_of(text, most=self.max_items)
-        try:
-            if is_graded:
-                return self._items_of_request(GradeRequest.model_validate(request).as_rewards())
-            return self._items_of_request(RewardRequest.model_validate(request))
-        except ValidationError as error:
-            raise _invalid(
-                *error.errors(include_url=False, include_context=False, include_input=False)[:20]
-            ) from error
-
-    def _small(self, text: str) -> Any:
         try:
             request = json.loads(text)
         except json.JSONDecodeError as error:
@@ -104,93 +84,14 @@ class RequestReader:
             isinstance(column, list) and len(column) > self.max_items for column in request.values()
         ):
             raise TooManyItems(max_items=self.max_items)
-        return request
-
-
-def columns_of(text: str, *, most: int) -> dict[str, list[Any] | None]:
-    """Return the lists of a request's JSON; raises TooManyItems and RequestValidationError.
-
-    Entry by entry: one call of `json.loads` would hold Python's lock for seconds, and build objects that are then refused.
-    """
-    columns: dict[str, list[Any] | None] = {}
-    place = _expected(text, _skipped(text, 0), "{")
-    while text[place : place + 1] != "}":
-        if columns:
-            place = _expected(text, place, ",")
-        name, place = _string(text, place)
-        place = _expected(text, place, ":")
-        columns[name], place = _column(text, place, name=name, most=most)
-    if _skipped(text, place + 1) != len(text):
-        _refuse("Extra data", place=place)
-    return {name: column for name, column in columns.items() if name in COLUMNS}
-
-
-def _column(text: str, place: int, *, name: str, most: int) -> tuple[list[Any] | None, int]:
-    """Return a field's entries and the position after it; None for a field that requests do not have."""
-    if name not in COLUMNS:
-        return None, _skipped_value(text, place)
-    if text.startswith("null", place):
-        return None, _skipped(text, place + len("null"))
-    if text[place : place + 1] != "[":
-        raise _invalid({"type": "list_type", "loc": (name,), "msg": "Input should be a valid list"})
-    column: list[Any] = []
-    place = _skipped(text, place + 1)
-    if text[place : place + 1] == "]":
-        return column, _skipped(text, place + 1)
-    while True:
-        if len(column) == most:
-            raise TooManyItems(max_items=most)
-        if text[place : place + 1] in ("[", "{") and name != "image_scales":
-            entry = {"type": "string_type", "loc": (name, len(column)), "msg": "Input should be a valid string"}
-            raise _invalid(entry)
-        value, place = _decoded(text, place)
-        column.append(value)
-        found = _NEXT.match(text, place)
-        if found is None:
-            _refuse("Expecting ',' or ']'", place=place)
-        place = found.end()
-        if found[1] == "]":
-            return column, place
-
-
-def _string(text: str, place: int) -> tuple[str, int]:
-    if text[place : place + 1] != '"':
-        _refuse("Expecting a string", place=place)
-    string, place = _decoded(text, place)
-    return string, _skipped(text, place)
-
-
-def _decoded(text: str, place: int) -> tuple[Any, int]:
-    try:
-        return _DECODER.raw_decode(text, place)
-    except json.JSONDecodeError as error:
-        _refuse(error.msg, place=error.pos)
-
-
-def _skipped_value(text: str, place: int) -> int:
-    """The position after a value of any kind; its brackets are counted, but it is not parsed."""
-    depth = 0
-    while True:
-        found = _BRACKET.search(text, place) if depth else _BRACKET.match(text, place) or _SCALAR.match(text, place)
-        if found is None:
-            _refuse("Expecting a value", place=place)
-        place = found.end()
-        depth += found[0] in ("[", "{")
-        depth -= found[0] in ("]", "}")
-        if depth <= 0:
-            return _skipped(text, place)
-
-
-def _skipped(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
-    assert found is not None, "no space is a match too"
-    return found.end()
-
-
-def _expected(text: str, place: int, sign: str) -> int:
-    if text[place : place + 1] != sign:
-        _refuse(f"Expecting {sign!r}", place=place)
-    return _skipped(text, place + 1)
+        try:
+            if is_graded:
+                return self._items_of_request(GradeRequest.model_validate(request).as_rewards())
+            return self._items_of_request(RewardRequest.model_validate(request))
+        except ValidationError as error:
+            raise _invalid(
+                *error.errors(include_url=False, include_context=False, include_input=False)[:20]
+            ) from error
 
 
 def _text_of(body: bytes) -> str:

@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from helpers.tables import table
 
 from remote_rm.protocol import RewardRequest
-from remote_rm.service.app import INLINE_BYTES, RequestReader, TooManyItems, columns_of
+from remote_rm.service.app import INLINE_BYTES, RequestReader, TooManyItems
 
 LONG = "x" * INLINE_BYTES
 TEXTS = ["", 'a "b" \\ \n', "3 × 4 \U0001f600", "\ud800"]
@@ -57,7 +57,7 @@ def test_a_wrong_field_is_named_whatever_the_size(padding, spoiled, place, told)
 @pytest.mark.parametrize("text", table("remote_rm/service/request_reader", "what_is_no_json_is_told_by_its_place"))
 def test_what_is_no_json_is_told_by_its_place(text):
     with pytest.raises(RequestValidationError) as refused:
-        columns_of(text, most=10)
+        read(text.encode())
     assert refused.value.errors()[0]["type"] == "json_invalid"
 
 
@@ -67,11 +67,6 @@ def test_one_sample_too_many_is_refused_and_the_limit_told(padding):
     with pytest.raises(TooManyItems, match="a request may hold 5 samples") as refused:
         read(json.dumps(request_of(["x"] * 6, note=padding)).encode(), max_items=5)
     assert refused.value.max_items == 5
-
-
-def test_the_rest_of_a_request_with_too_many_samples_is_not_read():
-    with pytest.raises(TooManyItems):
-        columns_of('{"query": ["a", "b", "c", this is no JSON', most=2)
 
 
 def test_a_large_body_is_read_in_another_thread():
