@@ -19,7 +19,7 @@ from lmm_r1.config.evaluate import EvaluateConfig, page_path
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN, GivenFunctions, reward_list
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.messages import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import METRICS_FILE, Callbacks, MetricLog, StepCallback, read_metrics
 from lmm_r1.records.run_folder import RunFolder, read_stage

@@ -23,7 +23,7 @@ from lmm_r1.config.rewards import format_prompt
 from lmm_r1.config.shared import LORA_LR_FACTOR, RUNS, OptimizerConfig, TrackerName, text_given
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
-from lmm_r1.data.reading import NO_PROMPT
+from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
 from remote_rm.redaction import HIDDEN, hidden_settings

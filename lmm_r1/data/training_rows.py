@@ -16,15 +16,15 @@ from lmm_r1.data.messages import (
     ImagePart,
     ImageSource,
     Message,
+    PreferenceRow,
     Row,
+    SkippedRow,
     StoredBytes,
     TextPart,
     VideoPart,
     describe,
     kind_of,
 )
-from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
 CurriculumName = Literal["easy_first", "uncertain"]

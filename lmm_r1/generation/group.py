@@ -11,8 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.config.rewards import WeightedPart
-from lmm_r1.data.messages import ChangedFile, Row
-from lmm_r1.data.reading import BadRows
+from lmm_r1.data.messages import BadRows, ChangedFile, Row
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError

@@ -14,8 +14,7 @@ from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.config.run_rows import read_conversations, read_judged
 from lmm_r1.data.files import is_read_directly
-from lmm_r1.data.messages import Row, TextPart
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow, Row, TextPart
 from lmm_r1.data.training_rows import check_prompt, dataset_paths, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.start import check_output

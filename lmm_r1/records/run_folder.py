@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from lmm_r1.data.messages import Message
-from lmm_r1.data.reading import NO_PROMPT
+from lmm_r1.data.messages import NO_PROMPT, Message
 from lmm_r1.data.sample import Said
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError

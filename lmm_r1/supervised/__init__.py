@@ -21,9 +21,8 @@ from typing_extensions import Self
 from lmm_r1.config import DPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.config.run_rows import read_judged
 from lmm_r1.data.files import RowFile
-from lmm_r1.data.messages import ChangedFile
-from lmm_r1.data.preferences import PairFile, PreferenceRow
-from lmm_r1.data.reading import BadRows
+from lmm_r1.data.messages import BadRows, ChangedFile, PreferenceRow
+from lmm_r1.data.preferences import PairFile
 from lmm_r1.data.training_rows import KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit

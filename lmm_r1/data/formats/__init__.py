@@ -1,32 +1,14 @@
 """The row formats by name, and detection of a file's format.
 
-A new format is a `RowFormat` in the registry, its name in `FormatName`, and a sample in `datasets/samples/`.
+A new format is a `RowFormat` in the registry, its name in `config.shared.FormatName`, and a sample in `datasets/samples/`.
 """
 
 from __future__ import annotations
-
-from typing import Literal, TypeAlias
 
 from lmm_r1.data.formats.chats import CHATS
 from lmm_r1.data.formats.judged import RESPONSES
 from lmm_r1.data.formats.problems import PROBLEMS
 from lmm_r1.data.formats.row_format import FormatSet, RowFields, RowFormat
-
-FormatName: TypeAlias = Literal[
-    "lmm_r1",
-    "easyr1",
-    "r1_v",
-    "r1_vlm",
-    "mini_o3",
-    "mini_o3_cold_start",
-    "sharegpt",
-    "llava",
-    "vlmeval",
-    "verl",
-    "flat",
-    "pairs",
-    "preference",
-]
 
 FORMATS: dict[str, RowFormat[RowFields]] = {
     row_format.name: row_format for row_format in (*CHATS, *PROBLEMS, *RESPONSES)
