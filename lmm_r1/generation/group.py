@@ -20,8 +20,7 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring import Moment, ScoredResponse, weighted
-from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
+from lmm_r1.scoring import GroupSource, Moment, RowSource, ScoredResponse, Scorer, weighted
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

@@ -20,9 +20,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.start import check_output
 from lmm_r1.lmm_kits.checkpoint import stored_bytes
 from lmm_r1.lmm_kits.registry import stored_config
-from lmm_r1.scoring import Moment, made_up
+from lmm_r1.scoring import Moment, RowChecker, Scorer, made_up
 from lmm_r1.scoring.functions import FunctionScorer
-from lmm_r1.scoring.sources import RowChecker, Scorer, WeightedScorer, make_scorer
+from lmm_r1.scoring.sources import WeightedScorer, make_scorer
 
 # As many as a file's format is detected from.
 _FIRST_ROWS = 256

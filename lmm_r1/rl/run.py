@@ -78,7 +78,7 @@ from lmm_r1.rl.losses import loss_named
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
-from lmm_r1.scoring.sources import RowChecker
+from lmm_r1.scoring import RowChecker
 from remote_rm.client import RewardUnavailable
 
 _MODELS = ("actor", "critic", "reward")
