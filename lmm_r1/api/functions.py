@@ -356,9 +356,10 @@ def train_rl(
         source = {"reward.remote_url": spec} if spec else {}
         settings = read_config(PPOConfig, config or {}, overrides or {}, named, source)
         settings = _ready(settings, given, reward=functions)
+        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
 
-        train(settings, reward=functions, callbacks=callbacks)
+        train(settings, plan=planned, reward=functions, callbacks=callbacks)
         return _finished(settings)
 
 
@@ -441,10 +442,12 @@ def _supervised(
     named, callbacks = _named_settings(keywords, known)
     with own_process(_arguments(given) | {known[keyword]: keyword for keyword in keywords if keyword in known}):
         settings = _ready(read_config(config_class, config or {}, overrides or {}, named), given)
+        from lmm_r1.planning.choices import planned
         from lmm_r1.supervised.start import train
 
         module, name = run_class.split(".")
-        train(getattr(importlib.import_module(f"lmm_r1.supervised.{module}"), name), settings, callbacks=callbacks)
+        run = getattr(importlib.import_module(f"lmm_r1.supervised.{module}"), name)
+        train(run, settings, plan=planned, callbacks=callbacks)
         return _finished(settings)
 
 

@@ -245,9 +245,10 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         begin_workers(config)
         from lmm_r1.generation.codec import disagrees
         from lmm_r1.lmm_kits import Checkpoint
+        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
 
-        train(config, reward={spread.__name__: spread})
+        train(config, plan=planned, reward={spread.__name__: spread})
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
     limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
     summary = (

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from lmm_r1.cli import user_errors
 from lmm_r1.cli.arguments import given_flags, parse
-from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
+from lmm_r1.config import Config, PPOConfig, SupervisedConfig, model_path, resolve
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine, supervised_processes
 from lmm_r1.config.rewards import GivenFunctions
@@ -56,10 +56,11 @@ def train_supervised(
 
 def train_run(run: str, config: SupervisedConfig) -> None:
     """Train in this process."""
+    from lmm_r1.planning.choices import planned
     from lmm_r1.supervised.start import train
 
     module, _, name = run.partition(":")
-    train(getattr(importlib.import_module(module), name), config)
+    train(getattr(importlib.import_module(module), name), config, plan=planned)
 
 
 def prepare_training(
@@ -83,9 +84,7 @@ def prepare_training(
     # A launcher starts several processes, of which one checks.
     if not dry and os.environ.get("RANK", "0") == "0":
         check_first(config, reward=reward)
-    model = config.actor if isinstance(config, PPOConfig) else config.model
-    assert model.model_name_or_path is not None, "resolve requires it"
-    kit_name_of(model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
+    kit_name_of(model_path(config), trust_remote_code=config.train.trust_remote_code)
     cpu.prepare_process()
 
 

@@ -8,6 +8,7 @@ from lmm_r1.config.resolve import (
     Config,
     checkpoint_folder,
     mismatch_limit,
+    model_path,
     resolve,
     resolve_ppo,
     to_yaml,

@@ -358,6 +358,13 @@ _FREE = (
 )
 
 
+def model_path(config: PPOConfig | SupervisedConfig) -> str:
+    """Return the checkpoint of the model that a run trains."""
+    path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
+    assert path is not None, "resolve requires it"
+    return path
+
+
 def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
     """Return the folder of the run's checkpoints."""
     ckpt = config.ckpt
