@@ -141,86 +141,72 @@ def sized(config: Config, *, rows: int) -> Config:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame(Generic[Config]):
-    """A run that may begin, until it has ended."""
+class Frame(Generic[Config, T]):
+    """A run whose folder is open."""
 
     config: Config
     """With nothing open."""
-    checkpoint: Checkpoint
-    rows: KeptRows[Any]
-    held_out: KeptRows[Any]
-    fingerprint: Fingerprint
     folder: RunFolder
+    processes: T
+    """What has joined the processes of the run."""
+    stops: StopRequests
+    resumed: bool
+    """Whether there were checkpoints to resume from when the command started."""
 
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        checkpoint: Checkpoint,
-        *,
-        kind: str,
-        models: Mapping[str, str | None],
-        rows: KeptRows[Any],
-        held_out: KeptRows[Any],
-        shown: Sequence[Row],
-        plan: Plan | None,
-        callbacks: Callbacks,
-    ) -> Frame[Config]:
-        """Return the frame of a run; raises UserError, before anything is written, if the run must not begin.
-
-        Args:
-            models: the path of each model by its flag; None for one that the run does not have.
-            shown: conversations of the rows, for the plan.
-            plan: None leaves nothing to memory.
-        """
-        tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
-        flag = "data.prompt_dataset" if isinstance(config, PPOConfig) else "data.dataset"
-        fingerprint = Fingerprint.of(config, models=models, rows={flag: rows})
-        config = (
-            unplanned(config)
-            if plan is None
-            else plan(config, console=Console(highlight=False, quiet=not is_first()), rows=shown)
-        )
-        check_start(config, fingerprint)
-        path, origins = Path(config.ckpt.output_dir), rows.origins | held_out.origins
-        name = config.logger.stage_name
-        folder = RunFolder(path=path, name=name, kind=kind, origins=origins, callbacks=callbacks)
-        return cls(
-            config=config, checkpoint=checkpoint, rows=rows, held_out=held_out, fingerprint=fingerprint, folder=folder
-        )
-
-    @contextmanager
-    def running(self, processes: AbstractContextManager[T]) -> Iterator[tuple[T, StopRequests, bool]]:
-        """Open the folder for the block, and publish the model after it.
-
-        Yields what `processes` yields, the requests to stop, and whether there are checkpoints to resume from. Raises
-        RunStopped and UserError if the block ends early.
-
-        Args:
-            processes: joins the processes of the run; the folder is changed only after that.
-        """
-        folder, first, resumed = self.folder, is_first(), False
-        with (
-            StopRequests() as stops,
-            folder.locked() if first else nullcontext(),
-            reported_ends(stops, folder=folder.path),
-            processes as joined,
-        ):
-            if first:
-                resumed = open_run(self.config, self.fingerprint, folder=folder)
-                folder.left_out([*self.rows.left_out, *self.held_out.left_out])
-            with folder.session() if first else nullcontext():
-                yield joined, stops, resumed
-        if first:
-            publish(self.config, folder.path)
-
-    def trackers(self, *, resumed: bool) -> AbstractContextManager[Trackers]:
+    def trackers(self) -> AbstractContextManager[Trackers]:
         """Return the trackers of the process that logs, which continue their earlier runs if the run is resumed."""
         if not is_first() or not self.config.logger.trackers:
             return Trackers()
         from lmm_r1.records.tracker_backends import open_trackers
 
-        return open_trackers(self.config, folder=self.folder.path, resumed=resumed)
+        return open_trackers(self.config, folder=self.folder.path, resumed=self.resumed)
+
+
+@contextmanager
+def framed(
+    config: Config,
+    checkpoint: Checkpoint,
+    *,
+    kind: str,
+    models: Mapping[str, str | None],
+    rows: KeptRows[Any],
+    held_out: KeptRows[Any],
+    shown: Sequence[Row],
+    plan: Plan | None,
+    callbacks: Callbacks,
+    processes: Callable[[Config], AbstractContextManager[T]],
+) -> Iterator[Frame[Config, T]]:
+    """Plan a run, open its folder for the block, and publish its model after it.
+
+    Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError if it ends early.
+
+    Args:
+        models: the path of each model by its flag; None for one that the run does not have.
+        shown: conversations of the rows, for the plan.
+        plan: None leaves nothing to memory.
+        processes: joins the processes of the run; the folder is changed only after that.
+    """
+    tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
+    flag = "data.prompt_dataset" if isinstance(config, PPOConfig) else "data.dataset"
+    fingerprint, first = Fingerprint.of(config, models=models, rows={flag: rows}), is_first()
+    console = Console(highlight=False, quiet=not first)
+    config = unplanned(config) if plan is None else plan(config, console=console, rows=shown)
+    check_start(config, fingerprint)
+    path, name, origins = Path(config.ckpt.output_dir), config.logger.stage_name, rows.origins | held_out.origins
+    folder, resumed = RunFolder(path=path, name=name, kind=kind, origins=origins, callbacks=callbacks), False
+    with (
+        StopRequests() as stops,
+        folder.locked() if first else nullcontext(),
+        reported_ends(stops, folder=path),
+        processes(config) as joined,
+    ):
+        if first:
+            resumed = open_run(config, fingerprint, folder=folder)
+            folder.left_out([*rows.left_out, *held_out.left_out])
+        with folder.session() if first else nullcontext():
+            yield Frame(config=config, folder=folder, processes=joined, stops=stops, resumed=resumed)
+    if first:
+        publish(config, path)
 
 
 def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:

@@ -52,6 +52,7 @@ from lmm_r1.lifecycle.start import (
     Plan,
     blended_rows,
     check_lengths,
+    framed,
     model_flag,
     opened,
     say,
@@ -136,6 +137,16 @@ class _Workers:
         return [*self.engines, *(handle for group in self.models.all for handle in group._actor_handlers)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """The inputs of each session of a run."""
+
+    policy: Checkpoint
+    rows: list[Row]
+    eval_rows: list[Row]
+    reward: GivenFunctions | None
+
+
 def train(
     config: PPOConfig,
     *,
@@ -172,7 +183,7 @@ def train(
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, policy=policy, rows=rows))
     say(_parity(config))
-    frame = Frame.of(
+    with framed(
         config,
         policy,
         kind="rl",
@@ -182,12 +193,12 @@ def train(
         shown=rows,
         plan=plan,
         callbacks=callbacks,
-    )
-    folder, ended = frame.folder, last_words(f"{frame.folder.name} {_ENDED}")
-    with frame.running(ended) as (_, stops, resumed):
+        processes=lambda config: last_words(f"{config.logger.stage_name} {_ENDED}"),
+    ) as frame:
         limit, step = config.ckpt.max_restarts, partial(saved_step, frame.config)
-        restarts = Restarts(limit=limit, folder=folder, stops=stops, saved_step=step)
-        restarts.run(lambda: _session(frame, restarts, reward=reward, resumed=resumed))
+        restarts = Restarts(limit=limit, folder=frame.folder, stops=frame.stops, saved_step=step)
+        stage = _Stage(policy=policy, rows=rows, eval_rows=eval_rows, reward=reward)
+        restarts.run(lambda: _session(frame, restarts, partial(_train, stage)))
 
 
 def _opened(config: PPOConfig) -> Checkpoint:
@@ -209,47 +220,43 @@ def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
             _check_value_model(config, flag, path, policy=policy)
 
 
-def _session(frame: Frame[PPOConfig], restarts: Restarts, *, reward: GivenFunctions | None, resumed: bool) -> None:
-    """Train from the newest checkpoint to the end.
-
-    Args:
-        resumed: whether there was one when the command started.
-    """
+def _session(frame: Frame[PPOConfig, None], restarts: Restarts, train: Callable[..., None]) -> None:
+    """Train from the newest checkpoint to the end."""
     if restarts.made:
-        frame = replace(frame, config=dotted.replace(frame.config, {"ckpt.load_enable": True}))
-        resumed = has_checkpoints(checkpoint_folder(frame.config))
-    with frame.trackers(resumed=resumed) as trackers:
-        _train(frame, restarts, trackers, reward=reward)
+        config = dotted.replace(frame.config, {"ckpt.load_enable": True})
+        frame = replace(frame, config=config, resumed=has_checkpoints(checkpoint_folder(config)))
+    with frame.trackers() as trackers:
+        train(frame, restarts, trackers)
 
 
-def _train(frame: Frame[PPOConfig], restarts: Restarts, trackers: Trackers, *, reward: GivenFunctions | None) -> None:
+def _train(stage: _Stage, frame: Frame[PPOConfig, None], restarts: Restarts, trackers: Trackers) -> None:
     """Start Ray, engines and models, train, and write the model."""
-    config, folder, rows, stops = frame.config, frame.folder, frame.rows, restarts.stops
+    config, folder, stops = frame.config, frame.folder, frame.stops
     named = f" ({STAGE_TITLES[folder.name]})" if folder.name in STAGE_TITLES else ""
-    say(f"{folder.name}{named}: {len(rows)} prompts, starting Ray, engines and models ...")
+    say(f"{folder.name}{named}: {len(stage.rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     # Ray has installed its own handler of SIGTERM.
     stops.listen()
-    check_shared(shared_paths(config, rows=rows, eval_rows=frame.held_out))
-    every: list[Row] = frame.rows + frame.held_out
+    check_shared(shared_paths(config, rows=stage.rows, eval_rows=stage.eval_rows))
+    every = stage.rows + stage.eval_rows
     max_videos = max(len(videos_of(row.messages)) for row in every)
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in every)
-    if config.train.plays and frame.checkpoint.kit.takes_images:
+    if config.train.plays and stage.policy.kit.takes_images:
         max_images += config.agent.max_images
-    workers = _start_workers(config, max_images=max_images, max_videos=max_videos, reward=reward)
+    workers = _start_workers(config, max_images=max_images, max_videos=max_videos, reward=stage.reward)
     restarts.watch(workers.handles)
     run = RLRun(
         config,
         models=workers.models,
         engines=workers.engines,
-        prompts=prompt_stream(config, rows),
-        eval_rows=frame.held_out,
+        prompts=prompt_stream(config, stage.rows),
+        eval_rows=stage.eval_rows,
         folder=folder,
         stops=stops,
         trackers=trackers,
-        disagreeing=frozenset({"image", "video"}) if disagrees(frame.checkpoint) else frozenset(),
+        disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy) else frozenset(),
     )
-    _load_models(config, workers, num_rows=len(rows))
+    _load_models(config, workers, num_rows=len(stage.rows))
     done = run.fit()
     with stops.held():
         ray.get(workers.models.policy.async_save_model())

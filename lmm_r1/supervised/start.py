@@ -13,7 +13,7 @@ from lmm_r1.config import KDConfig, SupervisedConfig
 from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import UserError
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
-from lmm_r1.lifecycle.start import Frame, Plan, is_first, model_flag, opened, say, sized
+from lmm_r1.lifecycle.start import Plan, framed, is_first, model_flag, opened, say, sized
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken
 from lmm_r1.models.image_features import share_features
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
@@ -53,40 +53,41 @@ def train(
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     filler = first_fitting(config, rows, encode).filler
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
-    models = run_class.models(config)
-    frame = Frame.of(
-        config,
-        checkpoint,
-        kind=run_class.kind,
-        models=models,
-        rows=rows,
-        held_out=held_out,
-        shown=shown,
-        plan=plan,
-        callbacks=callbacks,
-    )
-    config, folder = frame.config, frame.folder
-    with frame.running(_joined(config)) as (strategy, stops, resumed):
+    with (
+        framed(
+            config,
+            checkpoint,
+            kind=run_class.kind,
+            models=run_class.models(config),
+            rows=rows,
+            held_out=held_out,
+            shown=shown,
+            plan=plan,
+            callbacks=callbacks,
+            processes=_joined,
+        ) as frame,
+        frame.trackers() as trackers,
+    ):
+        config, folder = frame.config, frame.folder
         # The folder must be ready for all ranks.
         dist.barrier()
         steps = updates_per_epoch(len(rows), config.train.batch_size) * config.train.max_epochs
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         say(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
-        with frame.trackers(resumed=resumed) as trackers:
-            session = SupervisedSession(
-                config=config,
-                checkpoint=checkpoint,
-                strategy=strategy,
-                folder=folder,
-                stops=stops,
-                trackers=trackers,
-                steps=steps,
-            )
-            run = run_class.of(session, rows=rows, encode=encode, filler=filler)
-            if held_out:
-                run.evaluate_on(held_out)
-            run.train(steps=steps)
+        session = SupervisedSession(
+            config=config,
+            checkpoint=checkpoint,
+            strategy=frame.processes,
+            folder=folder,
+            stops=frame.stops,
+            trackers=trackers,
+            steps=steps,
+        )
+        run = run_class.of(session, rows=rows, encode=encode, filler=filler)
+        if held_out:
+            run.evaluate_on(held_out)
+        run.train(steps=steps)
         if is_first():
             say(folder.finish(steps=steps if folder.ended_at is None else folder.ended_at))
         # Every rank continues only after the run is finished.

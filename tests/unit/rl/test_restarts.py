@@ -241,13 +241,13 @@ def test_a_later_session_takes_up_what_the_one_before_has_saved(make, tmp_path, 
     run = make(3)
     settings = {"ckpt.load_enable": False, "ckpt.output_dir": str(tmp_path), "logger.trackers": ("tensorboard",)}
     config = dotted.replace(PPOConfig(), settings)
-    frame = Frame(config=config, checkpoint=None, rows=[], held_out=[], fingerprint=None, folder=run.folder)
+    frame = Frame(config=config, folder=run.folder, processes=None, stops=run.stops, resumed=False)
 
     def open_trackers(config: PPOConfig, *, folder: Path, resumed: bool) -> Trackers:
         given.append((config.ckpt.load_enable, resumed))
         return Trackers()
 
-    def train(frame: Frame, restarts: Restarts, trackers: Trackers, *, reward: None) -> None:
+    def train(frame: Frame, restarts: Restarts, trackers: Trackers) -> None:
         # The first ends before it has saved anything, the second afterwards.
         if len(given) == 2:
             (tmp_path / "checkpoints" / "_actor").mkdir(parents=True)
@@ -255,6 +255,5 @@ def test_a_later_session_takes_up_what_the_one_before_has_saved(make, tmp_path, 
             raise died(f"Worker{len(given)}")
 
     monkeypatch.setattr(tracker_backends, "open_trackers", open_trackers)
-    monkeypatch.setattr(rl_run, "_train", train)
-    run.run(lambda: rl_run._session(frame, run, reward=None, resumed=False))
+    run.run(lambda: rl_run._session(frame, run, train))
     assert given == [(False, False), (True, False), (True, True)]
