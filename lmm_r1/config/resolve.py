@@ -52,7 +52,8 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     check_ranges(config)
     settings = _value_models(config) | _clip_range(config.actor)
     if config.actor.loss_agg_mode == CONSTANT and config.actor.loss_agg_length is None:
-        settings["actor.loss_agg_length"] = _longest_response(config)
+        turn = config.rollout.max_new_tokens
+        settings["actor.loss_agg_length"] = config.data.max_len if turn is None or config.train.plays else turn
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if not (config.reward.remote_url or config.reward.model_name_or_path or config.train.plays):
         settings["reward.remote_url"] = DEFAULT_VERIFIER
@@ -187,12 +188,6 @@ def _clip_range(actor: ActorConfig) -> dict[str, object]:
     if (low, high) != CLIP_RANGES["ppo"] and math.isfinite(high):
         logger.warning("--actor.eps_clip_low_high %g %g: the range for %s", low, high, actor.policy_loss_type)
     return {"actor.eps_clip_low_high": (low, high)}
-
-
-def _longest_response(config: PPOConfig) -> int:
-    """Return the maximum number of generated tokens of a sample; all turns of an episode count."""
-    turn = config.rollout.max_new_tokens
-    return config.data.max_len if turn is None or config.train.plays else turn
 
 
 def _low_high(config: PPOConfig) -> tuple[float, float]:

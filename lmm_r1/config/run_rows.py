@@ -40,7 +40,12 @@ def named_reading(
     Raises:
         UserError: a folder or file is missing, a bound makes no sense, or the template is broken.
     """
-    _check_bounds(config, prefix=prefix)
+    if not 0 < config.max_image_megapixels < math.inf:
+        raise UserError(f"{prefix}max_image_megapixels {config.max_image_megapixels} must be a number above 0")
+    lowest, highest = config.min_pixels, config.max_pixels
+    check_least(config, "min_pixels", "max_pixels", prefix=prefix)
+    if lowest is not None and highest is not None and lowest > highest:
+        raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
     if config.image_dir is not None and not Path(config.image_dir).is_dir():
         raise UserError(f"{prefix}image_dir {config.image_dir}: no such folder; check the path")
     MediaLimits(max_megapixels=config.max_image_megapixels, allow_private_urls=config.allow_private_urls).apply()
@@ -68,15 +73,6 @@ def named_reading(
             )
         ),
     )
-
-
-def _check_bounds(config: RowReadingConfig, *, prefix: str) -> None:
-    if not 0 < config.max_image_megapixels < math.inf:
-        raise UserError(f"{prefix}max_image_megapixels {config.max_image_megapixels} must be a number above 0")
-    lowest, highest = config.min_pixels, config.max_pixels
-    check_least(config, "min_pixels", "max_pixels", prefix=prefix)
-    if lowest is not None and highest is not None and lowest > highest:
-        raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
 
 
 def read_conversations(config: PPOConfig | SFTConfig, path: str, *, held_out: bool = False, **given: Any) -> RowFile:
