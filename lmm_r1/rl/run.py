@@ -271,16 +271,38 @@ def _start_workers(
     config: PPOConfig, *, max_images: int, max_videos: int, reward: GivenFunctions | None = None
 ) -> _Workers:
     """Start the processes of engines and models together, so that models import their libraries while engines load."""
-    train, shared = config.train, None
+    train, ds, shared = config.train, config.ds, None
+    # How many consecutive ranks of a model should be on one node.
+    ranks = {
+        "--ds.tensor_parallel_size": ds.tensor_parallel_size,
+        "--ds.ulysses_size": ds.ulysses_size,
+        "--ds.zpg": ds.zpg,
+    }
     if train.colocate_all or train.colocate_actor_ref:
-        together = _model_groups(config) | (engine_groups(config) if train.colocate_all else {})
+        together = ranks | (engine_groups(config) if train.colocate_all else {})
         shared = reserve(config.actor.gpus, together=together)
     everywhere = shared if train.colocate_all else None
     engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
-    policy = _group(config, PolicyWorker, config.actor, shared)
-    reference = _group(config, ReferenceWorker, config.ref, shared) if config.needs_reference_model else None
-    critic, reward = _value_groups(config, everywhere)
-    models = Models(policy=policy, reference=reference, critic=critic, reward=reward)
+
+    def group(worker: Any, size: PlacedModel, shared: Reservation | None) -> RayActorGroup:
+        return NodeSortedGroup(
+            size.nodes,
+            size.gpus_per_node,
+            worker,
+            pg=shared or reserve(size.gpus, together=ranks),
+            num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
+            duplicate_actors=ds.tensor_parallel_size * ds.ulysses_size,
+        )
+
+    policy = group(PolicyWorker, config.actor, shared)
+    reference = group(ReferenceWorker, config.ref, shared) if config.needs_reference_model else None
+    if train.colocate_critic_reward:
+        everywhere = reserve(config.critic.gpus, together=ranks)
+    critic, reward_model = (
+        group(worker, size, everywhere) if size.model_name_or_path else None
+        for worker, size in ((CriticWorker, config.critic), (RewardWorker, config.reward))
+    )
+    models = Models(policy=policy, reference=reference, critic=critic, reward=reward_model)
     return _Workers(engines=engines, models=models)
 
 
@@ -452,35 +474,3 @@ def _start_ray(config: PPOConfig) -> None:
             arguments |= {"num_gpus": needed, "num_cpus": max(os.cpu_count() or 1, needed)}
     quiet.done_loading()
     nodes.connect(**arguments)
-
-
-def _model_groups(config: PPOConfig) -> dict[str, int]:
-    """Return, by flag, how many consecutive ranks of a model should be on one node."""
-    ds = config.ds
-    return {
-        "--ds.tensor_parallel_size": ds.tensor_parallel_size,
-        "--ds.ulysses_size": ds.ulysses_size,
-        "--ds.zpg": ds.zpg,
-    }
-
-
-def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayActorGroup | None, RayActorGroup | None]:
-    """Return the workers of critic and reward model, on the policy's GPUs, on shared GPUs or on GPUs of their own."""
-    if config.train.colocate_critic_reward:
-        shared = reserve(config.critic.gpus, together=_model_groups(config))
-    critic, reward = (
-        _group(config, worker, group, shared) if group.model_name_or_path else None
-        for worker, group in ((CriticWorker, config.critic), (RewardWorker, config.reward))
-    )
-    return critic, reward
-
-
-def _group(config: PPOConfig, worker: Any, size: PlacedModel, shared: Reservation | None) -> RayActorGroup:
-    return NodeSortedGroup(
-        size.nodes,
-        size.gpus_per_node,
-        worker,
-        pg=shared or reserve(size.gpus, together=_model_groups(config)),
-        num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
-        duplicate_actors=config.ds.tensor_parallel_size * config.ds.ulysses_size,
-    )
