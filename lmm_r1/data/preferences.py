@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.files import first_columns, found_records
+from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.judged import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import Column, Columns, PairFields, Record, RowFormat, is_empty, text_of_number
 from lmm_r1.data.known_keys import check_columns
 from lmm_r1.data.media_access import media_roots

@@ -7,7 +7,7 @@ import pytest
 from helpers.tables import frozen
 
 from lmm_r1.data.files import read_records
-from lmm_r1.data.formats.judged import PREFERENCE_ROWS
+from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, TextPart, describe, images_of

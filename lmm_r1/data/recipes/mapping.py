@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.files import Record
-from lmm_r1.data.formats.judged import PREFERENCE_ROWS
+from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import listed
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.media_access import media_roots
