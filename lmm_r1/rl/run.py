@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -89,26 +89,17 @@ _ENDED = (
 
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
     """Return the paths that all nodes of a run must see; for images and videos, one per folder."""
-    # Other names are names on the hub; each node has its own cache of them.
-    paths = [
-        SharedPath(flag=f"--{flag}", path=path)
-        for flag, path in _model_paths(config).items()
-        if path and Path(path).exists()
+    files = [
+        # Other names are names on the hub; each node has its own cache of them.
+        *((flag, path) for flag, path in _model_paths(config).items() if path and Path(path).exists()),
+        *(("reward.remote_url", function.path) for function in reward_functions(config.reward)),
+        ("algo.advantage.estimator", function_file(config.algo.advantage.estimator)),
+        ("actor.policy_loss_type", function_file(config.actor.policy_loss_type)),
+        ("train.agent_func_path", config.train.agent_func_path),
+        *(("data.prompt_dataset", path) for path in _one_per_folder(rows)),
+        *(("eval.dataset", path) for path in _one_per_folder(eval_rows)),
     ]
-    files = dict.fromkeys(function.path for function in reward_functions(config.reward) if function.path is not None)
-    paths += [SharedPath(flag="--reward.remote_url", path=path) for path in files]
-    functions = {
-        "algo.advantage.estimator": config.algo.advantage.estimator,
-        "actor.policy_loss_type": config.actor.policy_loss_type,
-    }
-    paths += [
-        SharedPath(flag=f"--{flag}", path=file) for flag, text in functions.items() if (file := function_file(text))
-    ]
-    if config.train.agent_func_path is not None:
-        paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
-    for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
-        one_per_folder = {os.path.dirname(file): file for file in _files(some)}
-        paths += [SharedPath(flag=flag, path=path) for path in one_per_folder.values()]
+    paths = [SharedPath(flag=f"--{flag}", path=path) for flag, path in dict.fromkeys(files) if path is not None]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
     # The weights of a moving reference are stored there as well.
     if not config.ckpt.disable_ds or config.ref.refresh_steps:
@@ -116,12 +107,14 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     return paths
 
 
-def _files(rows: Sequence[Row]) -> Iterator[str]:
+def _one_per_folder(rows: Sequence[Row]) -> Iterable[str]:
+    found: dict[str, str] = {}
     for row in rows:
-        sources = [image.source for image in images_of(row.messages)]
+        sources: list[Any] = [image.source for image in images_of(row.messages)]
         for video in videos_of(row.messages):
             sources += [video.source] if isinstance(video.source, str) else video.source
-        yield from (source for source in sources if isinstance(source, str) and kind_of(source) == "path")
+        found |= {os.path.dirname(one): one for one in sources if isinstance(one, str) and kind_of(one) == "path"}
+    return found.values()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,18 +108,12 @@ def test_budgets_only_fall(tmp_path: Path):
 
 def test_a_closure_counts_what_an_import_loads(tmp_path: Path):
     closure_lines = runpy.run_path(str(ROOT / ".ci" / "budgets.py"))["closure_lines"]
-    files = {
-        "__init__": "",
-        "rl/__init__": "# the package itself\n",
-        "rl/step": "import lmm_r1.loss\nif TYPE_CHECKING:\n    import lmm_r1.far\ndef late():\n    import lmm_r1.far\n",
-        "loss": "try:\n    from lmm_r1 import tool\nexcept ImportError:\n    pass\n",
-        "tool": "x = 1\n" * 10,
-        "far": "x = 1\n" * 100,
-    }
+    step = "import lmm_r1.loss\nif TYPE_CHECKING:\n    import lmm_r1.far\ndef late():\n    import lmm_r1.far\n"
+    loss = "try:\n    from lmm_r1 import tool\nexcept ImportError:\n    pass\n"
+    files = {"rl/__init__": "#\n", "rl/step": step, "loss": loss, "tool": "x = 1\n" * 10, "far": "x = 1\n" * 100}
+    (tmp_path / "lmm_r1" / "rl").mkdir(parents=True)
     for name, text in files.items():
-        path = tmp_path / "lmm_r1" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        (tmp_path / "lmm_r1" / f"{name}.py").write_text(text)
     assert closure_lines(tmp_path, "lmm_r1.rl.step") == 1 + 5 + 4 + 10
 
 
