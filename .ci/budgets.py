@@ -108,6 +108,8 @@ def measured(root: Path) -> dict[str, int]:
         "readme_lines": line_count(readme),
         "loose_dicts": sum(source.count("dict[str, Any]") for source in text.values()),
         "train_ppo_ray_flags": flag_count(root),
+        "closure_of_rl_step": closure_lines(root, "lmm_r1.rl.step"),
+        "closure_of_rl_run": closure_lines(root, "lmm_r1.rl.run"),
         **{f"{room} lines": count for room, count in room_lines(root, lines).items()},
     }
 
@@ -133,6 +135,40 @@ def room_lines(root: Path, lines: Mapping[Path, int]) -> dict[str, int]:
             room = ".".join(parts[:2])
             counts[room] = counts.get(room, 0) + count
     return counts
+
+
+def closure_lines(root: Path, module: str) -> int:
+    """Return the lines of a module and of all product modules that its import loads, packages included."""
+    paths = {}
+    for path in (path for package in PRODUCT for path in modules(root / package)):
+        parts = path.relative_to(root).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in paths and name not in found:
+            found.add(name)
+            tree = ast.parse(paths[name].read_text(encoding="utf-8"))
+            waiting += [name.rpartition(".")[0], *imported_names(tree.body)]
+    return sum(line_count(paths[name]) for name in found)
+
+
+def imported_names(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yield what the import of a module imports: neither imports in functions nor those for type checkers."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, "the product has no relative imports"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from imported_names(node.orelse)
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
+            inner = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
+            inner += [handler.body for handler in getattr(node, "handlers", [])]
+            yield from (name for part in inner for name in imported_names(part))
 
 
 def flag_count(root: Path) -> int:

@@ -1,14 +1,14 @@
-"""What an environment is: it shows a policy a row, answers each of its turns, and ends the episode; the two simplest ones."""
+"""What an environment is: it shows a policy a row, answers each of its turns, and ends the episode; the simplest one."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmm_r1.config.checks import check_thought
@@ -16,9 +16,6 @@ from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart
 from lmm_r1.data.sample import CallOutcome
 from lmm_r1.errors import UserError
-from remote_rm.answers.accuracy import is_stated, quick_match
-from remote_rm.answers.copies import is_copy
-from remote_rm.answers.extraction import final_answer
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -214,25 +211,6 @@ class RunningParts:
         return changes
 
 
-def is_right(response: str, label: str, *, prompt: str = "") -> bool:
-    """Whether the final answer of a response is the label, as far as rules without sympy can tell.
-
-    What only repeats a formula of the prompt must state the label as it is written.
-    """
-    answer = final_answer(response)
-    if answer is None or not answer.strip():
-        return False
-    judge = is_stated if is_copy(answer, of=prompt, label=label) else quick_match
-    return judge(answer, label) is True
-
-
-def label_of(row: Row) -> str:
-    """The row's label; raises UserError where it has none."""
-    if not row.answer.strip():
-        raise UserError(f"{row.location}: the row has no answer, which this environment compares with; fill it in")
-    return row.answer
-
-
 def with_parts(row: Row, parts: tuple[Part, ...]) -> Row:
     """The row with parts added to its last turn of the user; raises UserError where it has none."""
     places = [place for place, message in enumerate(row.messages) if message.role == "user"]
@@ -301,44 +279,3 @@ class SingleTurn(Environment):
 class _Once(Episode):
     async def answer(self, turn: Turn) -> Answered:
         return Answered()
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoubleCheck(Environment):
-    """Two turns over any row with a label.
-
-    Parts of the reward: `accuracy` of the last answer (0 or 1), `spoiled` (-1 where the first answer was right and the last
-    is not, else 0). Counted: `first_right`, `changed`, `mended`.
-    """
-
-    name: ClassVar[str] = "double-check"
-    rewards: ClassVar[tuple[str, ...]] = ("accuracy", "spoiled")
-    counts: ClassVar[tuple[str, ...]] = ("first_right", "changed", "mended")
-
-    question: str = "Are you sure? Please check your work once more, and answer again."
-
-    def begin(self, row: Row, *, seed: int) -> Episode:
-        """Return an episode of two turns; raises UserError where the row has no label."""
-        prompt = "\n".join(part.text for one in row.messages for part in one.parts if isinstance(part, TextPart))
-        return _Asked(self.question, judge=partial(is_right, label=label_of(row), prompt=prompt), prefill=row.prefill)
-
-
-class _Asked(Episode):
-    def __init__(self, question: str, *, judge: Callable[[str], bool], prefill: str) -> None:
-        self.question = question
-        self.judge = judge
-        self.prefill = prefill
-        self.first: str | None = None
-
-    async def answer(self, turn: Turn) -> Answered:
-        right = self.judge(turn.text)
-        if self.first is None:
-            self.first = turn.text
-            return Answered(shown=(TextPart(self.question),), prefill=self.prefill, counts={"first_right": int(right)})
-        was_right = self.judge(self.first)
-        spoiled = was_right and not right
-        counts = {
-            "changed": int(final_answer(self.first) != final_answer(turn.text)),
-            "mended": int(right and not was_right),
-        }
-        return Answered(rewards={"accuracy": float(right), "spoiled": -float(spoiled)}, counts=counts)

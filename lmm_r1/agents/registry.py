@@ -14,7 +14,6 @@ from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.agents.environment import Environment
-from lmm_r1.agents.tool_environment import ToolEnvironment
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file
 
@@ -24,7 +23,7 @@ ENVIRONMENTS: dict[str, str] = {
     "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
     "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
     "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
-    "double-check": "lmm_r1.agents.environment:DoubleCheck",
+    "double-check": "lmm_r1.agents.double_check:DoubleCheck",
     "gymnasium": "lmm_r1.agents.gymnasium:GymnasiumEnvironment",
     "single": "lmm_r1.agents.environment:SingleTurn",
 }
@@ -73,8 +72,12 @@ def load_environment(source: str, *, options: Mapping[str, Any] | None = None) -
         raise UserError(
             f"no environment {source!r}; {hint}Known are {', '.join(environment_names())}, and FILE.py with one of your own"
         )
-    module, _, name = ENVIRONMENTS[source].partition(":")
-    return _made(getattr(importlib.import_module(module), name), options=options, source=source)
+    return _made(_shipped(source), options=options, source=source)
+
+
+def _shipped(name: str) -> Callable[..., Environment]:
+    module, _, class_name = ENVIRONMENTS[name].partition(":")
+    return getattr(importlib.import_module(module), class_name)
 
 
 def _made(made: Callable[..., Environment], *, options: Mapping[str, Any], source: str) -> Environment:
@@ -96,7 +99,7 @@ def _from_file(path: str, *, name: str | None, options: Mapping[str, Any], sourc
     if name is None:
         found = _candidates(module)
         if not found and isinstance(getattr(module, TOOLS, None), (list, tuple)):
-            return _made(partial(ToolEnvironment, getattr(module, TOOLS)), options=options, source=source)
+            return _made(partial(_shipped("tool"), getattr(module, TOOLS)), options=options, source=source)
         if len(found) != 1:
             raise UserError(
                 f"{path}: the file defines {', '.join(found) or 'no Environment, and no list TOOLS of functions'}; "

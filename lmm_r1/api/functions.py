@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 from typing_extensions import Unpack
 
 from lmm_r1.api.settings import IMAGE_DIR, Rows, Settings, image_dir, is_messages, own_process, read_config, row_file
-from lmm_r1.cli.training import begin_workers, prepare_training
+from lmm_r1.cli.training import prepare_training, train_run
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig, resolve
 from lmm_r1.config.evaluate import EvaluateConfig, page_path
 from lmm_r1.config.generation import BatchConfig
-from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN, GivenFunctions, reward_list
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.messages import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import METRICS_FILE, Callbacks, MetricLog, StepCallback, read_metrics
 from lmm_r1.records.run_folder import RunFolder, read_stage
@@ -356,9 +354,10 @@ def train_rl(
         source = {"reward.remote_url": spec} if spec else {}
         settings = read_config(PPOConfig, config or {}, overrides or {}, named, source)
         settings = _ready(settings, given, reward=functions)
+        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
 
-        train(settings, reward=functions, callbacks=callbacks)
+        train(settings, plan=planned, reward=functions, callbacks=callbacks)
         return _finished(settings)
 
 
@@ -380,7 +379,7 @@ def train_sft(
         rows: in the place of `data.dataset`; `eval_rows` in that of `eval.dataset`.
         keywords: the settings of `TrainKeywords`; they go before all others.
     """
-    return _supervised("sft.SFTRun", SFTConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("sft:SFTRun", SFTConfig, config, overrides, rows, eval_rows, keywords)
 
 
 def train_dpo(
@@ -392,7 +391,7 @@ def train_dpo(
     **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Train on pairs of a chosen and a rejected response, as `lmm-r1 train_dpo` does; otherwise as `train_sft`."""
-    return _supervised("dpo.DPORun", DPOConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("dpo:DPORun", DPOConfig, config, overrides, rows, eval_rows, keywords)
 
 
 def train_rm(
@@ -404,7 +403,7 @@ def train_rm(
     **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Train a reward model on such pairs, as `lmm-r1 train_rm` does; otherwise as `train_sft`."""
-    return _supervised("rm.RMRun", RMConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("rm:RMRun", RMConfig, config, overrides, rows, eval_rows, keywords)
 
 
 def train_kd(
@@ -416,7 +415,7 @@ def train_kd(
     **keywords: Unpack[KDKeywords],
 ) -> TrainedRun:
     """Train a student to predict like the `teacher`, as `lmm-r1 train_kd` does; otherwise as `train_sft`."""
-    return _supervised("kd.KDRun", KDConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("kd:KDRun", KDConfig, config, overrides, rows, eval_rows, keywords)
 
 
 Config = TypeVar("Config", PPOConfig, SFTConfig, DPOConfig, RMConfig, KDConfig)
@@ -434,17 +433,14 @@ def _supervised(
     """Run a supervised stage.
 
     Args:
-        run_class: the module below `lmm_r1.supervised` and the class, which are imported when the settings are right.
+        run_class: MODULE:CLASS below `lmm_r1.supervised`, which is imported when the settings are right.
     """
     given = {"rows": ("data.dataset", rows), "eval_rows": ("eval.dataset", eval_rows)}
     known = _OF_KD if config_class is KDConfig else _SUPERVISED
     named, callbacks = _named_settings(keywords, known)
     with own_process(_arguments(given) | {known[keyword]: keyword for keyword in keywords if keyword in known}):
-        settings = _ready(read_config(config_class, config or {}, overrides or {}, named), given)
-        from lmm_r1.supervised.start import train
-
-        module, name = run_class.split(".")
-        train(getattr(importlib.import_module(f"lmm_r1.supervised.{module}"), name), settings, callbacks=callbacks)
+        settings: Any = _ready(read_config(config_class, config or {}, overrides or {}, named), given)
+        train_run(f"lmm_r1.supervised.{run_class}", settings, callbacks=callbacks)
         return _finished(settings)
 
 
@@ -481,10 +477,7 @@ def _ready(config: Config, given: _Given, *, reward: GivenFunctions | None = Non
         if rows is not None
     }
     config = resolve(read_config(type(config), config, files))
-    if isinstance(config, PPOConfig):
-        check_machine(config)
     prepare_training(config, reward=reward)
-    begin_workers(config)
     return config
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from lmm_r1.batch.inputs import episode_fields, with_earned
 from lmm_r1.data.images import PictureFolder
-from lmm_r1.data.messages import Row
-from lmm_r1.data.reading import SkippedRow, read_skipped
+from lmm_r1.data.messages import Row, SkippedRow
+from lmm_r1.data.reading import read_skipped
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from lmm_r1.data.files import all_records
 from lmm_r1.data.formats import FORMATS, OWN
 from lmm_r1.data.formats.row_format import Record
-from lmm_r1.data.messages import Message, Part, Row, TextPart, demonstration, kind_of
-from lmm_r1.data.reading import RowReading, SkippedRow, Unreadable
+from lmm_r1.data.messages import Message, Part, Row, SkippedRow, TextPart, demonstration, kind_of
+from lmm_r1.data.reading import RowReading, Unreadable
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import WHOLE, Completion, EpisodeResult, Said
 from lmm_r1.errors import UserError

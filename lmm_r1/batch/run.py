@@ -16,11 +16,11 @@ from lmm_r1.batch import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.batch.inputs import MESSAGES, load_responses, select, with_paths
 from lmm_r1.config.generation import EPISODE_FLAGS, BatchConfig, check_batch, episode_limits
 from lmm_r1.config.rewards import GivenFunctions, is_function, prompt_for, reward_sources, verifier_from
-from lmm_r1.config.shared import row_reading
+from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
-from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
-from lmm_r1.data.reading import NO_PROMPT, SkippedRow, told_prompt
+from lmm_r1.data.messages import NO_PROMPT, Row, SkippedRow, check_asks, images_of, videos_of
+from lmm_r1.data.reading import told_prompt
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import lock_of, locked, write_atomically

@@ -37,7 +37,8 @@ from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
 from lmm_r1.chat.session import ChatSession, dragged_image, greeting, read_image, read_video, sources_of
 from lmm_r1.config.generation import ChatConfig, check_chat
 from lmm_r1.config.shared import text_given
-from lmm_r1.data.reading import NO_PROMPT, shipped_prompt
+from lmm_r1.data.messages import NO_PROMPT
+from lmm_r1.data.reading import shipped_prompt
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import trained_reading

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from lmm_r1.data.reading import SkippedRow, reasons
+from lmm_r1.data.messages import SkippedRow
+from lmm_r1.data.reading import reasons
 
 if TYPE_CHECKING:
     from lmm_r1.batch import JobTotals

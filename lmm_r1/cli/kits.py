@@ -17,10 +17,9 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.checkpoints import Parity, ParityGap, all_kept, checkpoint_state, full_name, keep, library_versions
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.training import begin_workers, prepare_training
+from lmm_r1.cli.training import prepare_training
 from lmm_r1.cli.yaml_file import read_settings
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve
-from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import KITS, KitFacts, facts_of, read_facts
@@ -239,15 +238,14 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         rows = Path(folder) / "rows.jsonl"
         given = parity_flags(path, max_len=max_len, dtype=dtype, folder=Path(folder))
         config = resolve(dotted.replace(base, given))
-        check_machine(config)
         prepare_training(config)
         write_rows(rows, path=path, max_len=max_len, takes_images=facts.takes_images)
-        begin_workers(config)
         from lmm_r1.generation.codec import disagrees
         from lmm_r1.lmm_kits import Checkpoint
+        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
 
-        train(config, reward={spread.__name__: spread})
+        train(config, plan=planned, reward={spread.__name__: spread})
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
     limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
     summary = (

@@ -14,9 +14,10 @@ DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning wit
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(PPOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
+        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
 
-        train(config)
+        train(config, plan=planned)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 from lmm_r1.cli import user_errors
 from lmm_r1.cli.arguments import given_flags, parse
-from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
+from lmm_r1.config import Config, PPOConfig, SupervisedConfig, model_path, resolve
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine, supervised_processes
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.lifecycle.first_checks import check_first
 from lmm_r1.quiet import is_verbose
+from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 
 
 @contextmanager
@@ -29,10 +30,7 @@ def training(
         line = differences_line(prog.split()[-1], config, given=given)
         if line is not None and is_verbose() and os.environ.get("RANK", "0") == "0":
             print(line)
-        if isinstance(config, PPOConfig):
-            check_machine(config)
         prepare_training(config)
-        begin_workers(config)
         yield config
 
 
@@ -54,23 +52,28 @@ def train_supervised(
             train_in_ranks(run, config, count=count, prog=prog)
 
 
-def train_run(run: str, config: SupervisedConfig) -> None:
+def train_run(run: str, config: SupervisedConfig, *, callbacks: Callbacks = NO_CALLBACKS) -> None:
     """Train in this process."""
+    from lmm_r1.planning.choices import planned
     from lmm_r1.supervised.start import train
 
     module, _, name = run.partition(":")
-    train(getattr(importlib.import_module(module), name), config)
+    train(getattr(importlib.import_module(module), name), config, plan=planned, callbacks=callbacks)
 
 
 def prepare_training(
     config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions | None = None, dry: bool = False
 ) -> None:
-    """Prepare this process for the training stack; refusals come before the stack is loaded.
+    """Prepare this process for the training stack, and start loading what an RL run's workers need.
+
+    Refusals come before the stack is loaded.
 
     Args:
         reward: the reward functions that were given to this process instead of in a file.
-        dry: nothing is trained, so that rows and folder are not checked.
+        dry: nothing is trained, so that rows, folder and machine are not checked.
     """
+    if isinstance(config, PPOConfig) and not dry:
+        check_machine(config)
     from lmm_r1 import cpu
     from lmm_r1.lmm_kits.registry import kit_name_of
     from lmm_r1.records.tracker_backends import check_trackers
@@ -83,15 +86,9 @@ def prepare_training(
     # A launcher starts several processes, of which one checks.
     if not dry and os.environ.get("RANK", "0") == "0":
         check_first(config, reward=reward)
-    model = config.actor if isinstance(config, PPOConfig) else config.model
-    assert model.model_name_or_path is not None, "resolve requires it"
-    kit_name_of(model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
+    kit_name_of(model_path(config), trust_remote_code=config.train.trust_remote_code)
     cpu.prepare_process()
-
-
-def begin_workers(config: PPOConfig | SupervisedConfig) -> None:
-    """Start loading what an RL run's workers need while this process reads and checks its input."""
-    if isinstance(config, PPOConfig):
+    if isinstance(config, PPOConfig) and not dry:
         from lmm_r1.cluster.worker_processes import load_ahead, run_environment
 
         load_ahead(run_environment())

@@ -196,13 +196,6 @@ def _become(connection: socket.socket) -> list[str]:
     return list(asked["arguments"])
 
 
-def _draw_anew() -> None:
-    """Let each fork draw numbers of its own, as processes do that have set no seed."""
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-
-
 def _end(clients: Sequence[socket.socket], codes: Sequence[int]) -> None:
     """Tell the last of the codes to who waits for this fork, and end."""
     sys.stdout.flush()
@@ -223,7 +216,10 @@ def _main() -> None:
     descriptor, folder, *modules = sys.argv[1:]
     clients.append(_serve(int(descriptor), Path(folder), modules))
     sys.argv = _become(clients[0])
-    _draw_anew()
+    # Let each fork draw numbers of its own, as processes do that have set no seed.
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     script = sys.argv[0]
     sys.path[0] = str(Path(script).parent)
     try:

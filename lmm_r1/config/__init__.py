@@ -8,6 +8,8 @@ from lmm_r1.config.resolve import (
     Config,
     checkpoint_folder,
     mismatch_limit,
+    model_path,
+    model_paths,
     resolve,
     resolve_ppo,
     to_yaml,

@@ -383,7 +383,9 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
     shapes |= {share: shape(size, node=node) for share, size in sizes.items()}
     for share, (nodes, gpus) in shapes.items():
         for name in share.models:
-            settings |= _open(config, name, nodes=nodes, gpus=gpus)
+            group = _group(config, name)
+            counts = {"num_nodes": (group.num_nodes, nodes), "num_gpus_per_node": (group.num_gpus_per_node, gpus)}
+            settings |= {f"{name}.{flag}": filled for flag, (given, filled) in counts.items() if given is None}
         if share.engines and config.vllm.num_engines is None:
             settings["vllm.num_engines"] = max(1, nodes * gpus // config.vllm.tensor_parallel_size)
     if shared:
@@ -473,12 +475,6 @@ def _shares(config: PPOConfig) -> list[_Share]:
 
 def _size(config: PPOConfig, share: _Share) -> int:
     return _group(config, share.models[0]).gpus if share.models else config.vllm.gpus
-
-
-def _open(config: PPOConfig, name: str, *, nodes: int, gpus: int) -> dict[str, object]:
-    group = _group(config, name)
-    counts = {"num_nodes": (group.num_nodes, nodes), "num_gpus_per_node": (group.num_gpus_per_node, gpus)}
-    return {f"{name}.{flag}": filled for flag, (given, filled) in counts.items() if given is None}
 
 
 def _group(config: PPOConfig, name: str) -> PlacedModel:

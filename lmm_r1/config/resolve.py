@@ -23,7 +23,7 @@ from lmm_r1.config.rewards import format_prompt
 from lmm_r1.config.shared import LORA_LR_FACTOR, RUNS, OptimizerConfig, TrackerName, text_given
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
-from lmm_r1.data.reading import NO_PROMPT
+from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
 from remote_rm.redaction import HIDDEN, hidden_settings
@@ -52,7 +52,8 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     check_ranges(config)
     settings = _value_models(config) | _clip_range(config.actor)
     if config.actor.loss_agg_mode == CONSTANT and config.actor.loss_agg_length is None:
-        settings["actor.loss_agg_length"] = _longest_response(config)
+        turn = config.rollout.max_new_tokens
+        settings["actor.loss_agg_length"] = config.data.max_len if turn is None or config.train.plays else turn
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if not (config.reward.remote_url or config.reward.model_name_or_path or config.train.plays):
         settings["reward.remote_url"] = DEFAULT_VERIFIER
@@ -187,12 +188,6 @@ def _clip_range(actor: ActorConfig) -> dict[str, object]:
     if (low, high) != CLIP_RANGES["ppo"] and math.isfinite(high):
         logger.warning("--actor.eps_clip_low_high %g %g: the range for %s", low, high, actor.policy_loss_type)
     return {"actor.eps_clip_low_high": (low, high)}
-
-
-def _longest_response(config: PPOConfig) -> int:
-    """Return the maximum number of generated tokens of a sample; all turns of an episode count."""
-    turn = config.rollout.max_new_tokens
-    return config.data.max_len if turn is None or config.train.plays else turn
 
 
 def _low_high(config: PPOConfig) -> tuple[float, float]:
@@ -356,6 +351,19 @@ _FREE = (
     "train.trust_remote_code",
     "vllm.",
 )
+
+
+def model_path(config: PPOConfig | SupervisedConfig) -> str:
+    """Return the checkpoint of the model that a run trains."""
+    path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
+    assert path is not None, "resolve requires it"
+    return path
+
+
+def model_paths(config: PPOConfig | SupervisedConfig) -> dict[str, str | None]:
+    """Return the checkpoints that a run may start from by flag, without the dashes; None for one that it does not have."""
+    flags = [flag for flag in dotted.leaf_types(type(config)) if flag.endswith(".model_name_or_path")]
+    return {flag: typing.cast("str | None", dotted.get(config, flag)) for flag in flags}
 
 
 def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
-from lmm_r1.data.reading import NO_PROMPT
+from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.errors import UserError
 from remote_rm.registry import VERIFIERS, verifier_class, verifier_with
 from remote_rm.verifier import Item, Score, Verifier

@@ -1,17 +1,78 @@
-"""The row files of a training, read as its settings say; without torch."""
+"""How settings say that rows are read, and the row files of a training; without torch."""
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
-from lmm_r1.config.shared import named_reading, row_reading
+from lmm_r1.config.shared import IMAGES, RowReadingConfig, RowsConfig, check_least, text_given
 from lmm_r1.config.supervised import SFTConfig
 from lmm_r1.data.files import RowFile, read_row_file
+from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.media_access import MediaLimits
+from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.data.preferences import PairFile, read_pairs
+from lmm_r1.data.reading import PromptTemplate, RowReading, shipped_prompt
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS
+from lmm_r1.errors import UserError
+
+
+def row_reading(config: RowsConfig, *, prefix: str = "--", asked_only: bool = False) -> RowReading:
+    """Return how the flags say that rows of prompts are read; takes and raises what `named_reading` does."""
+    reading = named_reading(config, prompt=config.input_key, answer=config.label_key, prefix=prefix)
+    return replace(reading, names=replace(reading.names, asked_only=asked_only))
+
+
+def named_reading(
+    config: RowReadingConfig, *, prompt: str | None, answer: str | None = None, prefix: str = "--"
+) -> RowReading:
+    """Return how the flags say that rows are read.
+
+    Args:
+        prompt: the column with the prompt, and `answer` that with the right answer; None takes the format's.
+        prefix: prefix of the flags' names on this command line.
+
+    Raises:
+        UserError: a folder or file is missing, a bound makes no sense, or the template is broken.
+    """
+    if not 0 < config.max_image_megapixels < math.inf:
+        raise UserError(f"{prefix}max_image_megapixels {config.max_image_megapixels} must be a number above 0")
+    lowest, highest = config.min_pixels, config.max_pixels
+    check_least(config, "min_pixels", "max_pixels", prefix=prefix)
+    if lowest is not None and highest is not None and lowest > highest:
+        raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
+    if config.image_dir is not None and not Path(config.image_dir).is_dir():
+        raise UserError(f"{prefix}image_dir {config.image_dir}: no such folder; check the path")
+    MediaLimits(max_megapixels=config.max_image_megapixels, allow_private_urls=config.allow_private_urls).apply()
+    template, default_prompt = config.prompt_template, shipped_prompt(config.system_prompt)
+    system_prompt = None if default_prompt or config.system_prompt == NO_PROMPT else config.system_prompt
+    return RowReading(
+        format=config.format,
+        names=ColumnNames(
+            prompt=prompt,
+            answer=answer,
+            images=None if config.image_key == IMAGES else config.image_key,
+            datasource=config.datasource_key,
+            prefix=prefix,
+        ),
+        image_dir=None if config.image_dir is None else Path(os.path.abspath(config.image_dir)),
+        min_pixels=config.min_pixels,
+        max_pixels=config.max_pixels,
+        system_prompt=text_given(system_prompt, flag=f"{prefix}system_prompt"),
+        default_prompt=default_prompt,
+        prompt_template=(
+            None
+            if template is None
+            else PromptTemplate(
+                text_given(template, flag=f"{prefix}prompt_template") or "", flag=f"{prefix}prompt_template"
+            )
+        ),
+    )
 
 
 def read_conversations(config: PPOConfig | SFTConfig, path: str, *, held_out: bool = False, **given: Any) -> RowFile:

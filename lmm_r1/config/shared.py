@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NewType
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NewType, TypeAlias
 
 from lmm_r1 import dotted
 from lmm_r1.config.declared import Needs, Within
-from lmm_r1.data.formats import FormatName
-from lmm_r1.data.formats.row_format import ColumnNames
-from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
-from lmm_r1.data.reading import NO_PROMPT, BadRows, PromptTemplate, RowReading, shipped_prompt
+from lmm_r1.data.media_access import MEGAPIXELS
+from lmm_r1.data.messages import NO_PROMPT, BadRows
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +21,21 @@ if TYPE_CHECKING:
 # A value with one of these suffixes and without a blank is a file name, not a text.
 _TEXT_FILES = (".txt", ".md", ".jinja", ".jinja2", ".j2")
 IMAGES = "images"
+FormatName: TypeAlias = Literal[
+    "lmm_r1",
+    "easyr1",
+    "r1_v",
+    "r1_vlm",
+    "mini_o3",
+    "mini_o3_cold_start",
+    "sharegpt",
+    "llava",
+    "vlmeval",
+    "verl",
+    "flat",
+    "pairs",
+    "preference",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,68 +86,11 @@ class OverlongFlags:
     keep them as they are. Only for kits that count an image's tokens by its size, and not in episodes."""
 
 
-def row_reading(config: RowsConfig, *, prefix: str = "--", asked_only: bool = False) -> RowReading:
-    """Return how the flags say that rows of prompts are read; takes and raises what `named_reading` does."""
-    reading = named_reading(config, prompt=config.input_key, answer=config.label_key, prefix=prefix)
-    return replace(reading, names=replace(reading.names, asked_only=asked_only))
-
-
-def named_reading(
-    config: RowReadingConfig, *, prompt: str | None, answer: str | None = None, prefix: str = "--"
-) -> RowReading:
-    """Return how the flags say that rows are read.
-
-    Args:
-        prompt: the column with the prompt, and `answer` that with the right answer; None takes the format's.
-        prefix: prefix of the flags' names on this command line.
-
-    Raises:
-        UserError: a folder or file is missing, a bound makes no sense, or the template is broken.
-    """
-    _check_bounds(config, prefix=prefix)
-    if config.image_dir is not None and not Path(config.image_dir).is_dir():
-        raise UserError(f"{prefix}image_dir {config.image_dir}: no such folder; check the path")
-    MediaLimits(max_megapixels=config.max_image_megapixels, allow_private_urls=config.allow_private_urls).apply()
-    template, default_prompt = config.prompt_template, shipped_prompt(config.system_prompt)
-    system_prompt = None if default_prompt or config.system_prompt == NO_PROMPT else config.system_prompt
-    return RowReading(
-        format=config.format,
-        names=ColumnNames(
-            prompt=prompt,
-            answer=answer,
-            images=None if config.image_key == IMAGES else config.image_key,
-            datasource=config.datasource_key,
-            prefix=prefix,
-        ),
-        image_dir=None if config.image_dir is None else Path(os.path.abspath(config.image_dir)),
-        min_pixels=config.min_pixels,
-        max_pixels=config.max_pixels,
-        system_prompt=text_given(system_prompt, flag=f"{prefix}system_prompt"),
-        default_prompt=default_prompt,
-        prompt_template=(
-            None
-            if template is None
-            else PromptTemplate(
-                text_given(template, flag=f"{prefix}prompt_template") or "", flag=f"{prefix}prompt_template"
-            )
-        ),
-    )
-
-
 def refuse_row_flags(config: RowsConfig, *, because: str, prefix: str = "--") -> None:
     """Raise UserError for the first of these flags that is set although no rows are read."""
     given = [own.name for own in fields(RowsConfig) if getattr(config, own.name) not in (own.default, NO_PROMPT)]
     if given:
         raise UserError(f"{prefix}{given[0]} {getattr(config, given[0])}: {because}; leave it out")
-
-
-def _check_bounds(config: RowReadingConfig, *, prefix: str) -> None:
-    if not 0 < config.max_image_megapixels < math.inf:
-        raise UserError(f"{prefix}max_image_megapixels {config.max_image_megapixels} must be a number above 0")
-    lowest, highest = config.min_pixels, config.max_pixels
-    check_least(config, "min_pixels", "max_pixels", prefix=prefix)
-    if lowest is not None and highest is not None and lowest > highest:
-        raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
 
 
 def text_given(value: str | None, *, flag: str) -> str | None:

@@ -21,12 +21,12 @@ from PIL import Image
 
 from lmm_r1 import hub
 from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
-from lmm_r1.data.formats import PROMPT_ROWS
-from lmm_r1.data.formats.row_format import Fields, FormatSet, RawRow, Record, RowFields, RowFormat
+from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
+from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFields, RowFormat
 from lmm_r1.data.media_access import hub_folder
-from lmm_r1.data.messages import Row, as_prompt
+from lmm_r1.data.messages import BadRows, Row, SkippedRow, as_prompt
 from lmm_r1.data.parquet_files import parquet_records
-from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, Unreadable, good_rows
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading, Unreadable, good_rows
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, writing
 

@@ -304,6 +304,64 @@ class Row:
     """The columns of the record, except those of the prompt and its images and videos."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreferenceRow:
+    """A prompt with a better and a worse response, which differ and are not empty."""
+
+    messages: tuple[Message, ...]
+    """The prompt, with images and videos; the last turn is the user's or a tool's."""
+    location: str
+    """File and line, for error messages."""
+    datasource: str = "default"
+    """Metrics may be reported per value of it."""
+    plain: bool = False
+    """The text goes to the tokenizer without the chat template; such a row has no images or videos."""
+    chosen: tuple[Message, ...]
+    """The turns after the prompt; the first and the last are the assistant's."""
+    rejected: tuple[Message, ...]
+    margin: float | None
+    """How much better the chosen one is, 0 or more (arXiv 2307.09288); None if the row does not say."""
+    chosen_score: float | None = None
+    """The score of a judge or a reward; None if the row does not say."""
+    rejected_score: float | None = None
+
+    @property
+    def sides(self) -> tuple[Row, Row]:
+        """The conversations that end with the chosen and with the rejected response."""
+        return self._conversation(self.chosen), self._conversation(self.rejected)
+
+    def _conversation(self, turns: tuple[Message, ...]) -> Row:
+        return Row(
+            messages=(*self.messages, *turns),
+            answer="",
+            datasource=self.datasource,
+            location=self.location,
+            plain=self.plain,
+        )
+
+
+BadRows = Literal["stop", "skip"]
+"""Whether a file with bad rows is refused or read without them."""
+NO_PROMPT = "none"
+"""The value of a flag for a system prompt that adds none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedRow:
+    """A row that was left out."""
+
+    index: int
+    """Its index among the records of its file, from 0."""
+    reason: str
+    """One sentence with the file and the line."""
+
+    @property
+    def finding(self) -> tuple[str, str]:
+        """The location and what is wrong there."""
+        location, _, what = " ".join(self.reason.split()).partition(": ")
+        return location, what
+
+
 def demonstration(row: Row) -> Row:
     """Return the row as SFT trains on it: its response is the last message."""
     if row.response is None:

@@ -10,13 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.files import first_columns, found_records
+from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.judged import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import Column, Columns, PairFields, Record, RowFormat, is_empty, text_of_number
 from lmm_r1.data.known_keys import check_columns
 from lmm_r1.data.media_access import media_roots
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
-from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, good_rows
+from lmm_r1.data.messages import (
+    BadRows,
+    ImagePart,
+    Message,
+    PreferenceRow,
+    SkippedRow,
+    TextPart,
+    VideoPart,
+    images_of,
+    videos_of,
+)
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
 
 
@@ -117,42 +127,6 @@ def _essence(messages: Sequence[Message]) -> list[object]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreferenceRow:
-    """A prompt with a better and a worse response, which differ and are not empty."""
-
-    messages: tuple[Message, ...]
-    """The prompt, with images and videos; the last turn is the user's or a tool's."""
-    location: str
-    """File and line, for error messages."""
-    datasource: str = "default"
-    """Metrics may be reported per value of it."""
-    plain: bool = False
-    """The text goes to the tokenizer without the chat template; such a row has no images or videos."""
-    chosen: tuple[Message, ...]
-    """The turns after the prompt; the first and the last are the assistant's."""
-    rejected: tuple[Message, ...]
-    margin: float | None
-    """How much better the chosen one is, 0 or more (arXiv 2307.09288); None if the row does not say."""
-    chosen_score: float | None = None
-    """The score of a judge or a reward; None if the row does not say."""
-    rejected_score: float | None = None
-
-    @property
-    def sides(self) -> tuple[Row, Row]:
-        """The conversations that end with the chosen and with the rejected response."""
-        return self._conversation(self.chosen), self._conversation(self.rejected)
-
-    def _conversation(self, turns: tuple[Message, ...]) -> Row:
-        return Row(
-            messages=(*self.messages, *turns),
-            answer="",
-            datasource=self.datasource,
-            location=self.location,
-            plain=self.plain,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.meta
 
-from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames, Columns, RawRow, Record, RowFields, RowFormat
 from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.media_access import media_roots
-from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
+from lmm_r1.data.messages import NO_PROMPT, BadRows, ImagePart, Message, Part, Row, SkippedRow, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.data.templates import BoundedEnvironment
 from lmm_r1.errors import ListedError, UserError
@@ -22,7 +21,6 @@ from lmm_r1.files.json_files import count_field, read_json_lines, text_field
 
 SHIPPED_PROMPTS = ("think", "think_box")
 """System prompts for the formats that verifiers pay; each is a text file next to this module."""
-NO_PROMPT = "none"
 
 CONTENT = "content"
 """The prompt's text in a template, with tags for images and videos."""
@@ -60,7 +58,8 @@ class PromptTemplate:
 class RowReading:
     """The flags of a command about its rows; None leaves a setting to the rows."""
 
-    format: FormatName | None = None
+    format: str | None = None
+    """The name of one; None detects it."""
     names: ColumnNames = field(default_factory=ColumnNames)
     image_dir: Path | None = None
     """Where relative paths of images and videos start, instead of in the row file's folder."""
@@ -196,26 +195,8 @@ def _templated(
     return (*messages[:place], written, *messages[place + 1 :])
 
 
-BadRows = Literal["stop", "skip"]
-"""Whether a file with bad rows is refused or read without them."""
 RowT = TypeVar("RowT")
 MAX_LISTED = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkippedRow:
-    """A row that was left out."""
-
-    index: int
-    """Its index among the records of its file, from 0."""
-    reason: str
-    """One sentence with the file and the line."""
-
-    @property
-    def finding(self) -> tuple[str, str]:
-        """The location and what is wrong there."""
-        location, _, what = " ".join(self.reason.split()).partition(": ")
-        return location, what
 
 
 class Unreadable(RawRow):

@@ -57,7 +57,6 @@ from lmm_r1.data.messages import (
     resolve,
 )
 from lmm_r1.errors import UserError
-from remote_rm.sokoban_levels import board_text, read_numbers
 
 MOST_LEVEL_BYTES = 2**20
 """What is read of a level's file; 64 x 64 numbers take 33 KB."""
@@ -461,6 +460,8 @@ class RecordParser:
     def level(self, path: str, *, column: str) -> str:
         """Return the text of the level in gym-sokoban's file of an array."""
         import numpy as np
+
+        from remote_rm.sokoban_levels import board_text, read_numbers
 
         if kind_of(path) != "path":
             self.fail(f'"{column}" must be the path of a file, not {path[:100]}')

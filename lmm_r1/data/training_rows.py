@@ -16,15 +16,15 @@ from lmm_r1.data.messages import (
     ImagePart,
     ImageSource,
     Message,
+    PreferenceRow,
     Row,
+    SkippedRow,
     StoredBytes,
     TextPart,
     VideoPart,
     describe,
     kind_of,
 )
-from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
 CurriculumName = Literal["easy_first", "uncertain"]
@@ -347,7 +347,11 @@ def rows_digest(rows: Sequence[AnyRow]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         if not isinstance(row, Row):
-            _add_pair(digest, row)
+            judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
+            for name, messages in {"prompt": row.messages, "chosen": row.chosen, "rejected": row.rejected}.items():
+                digest.update(f"\0{name}".encode())
+                _add_messages(digest, messages)
+            digest.update(f"\0{judged}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
             continue
         _add_messages(digest, row.messages)
         begun = f"\0{row.prefill}" if row.prefill else ""
@@ -385,14 +389,6 @@ def _state(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_size, found.st_mtime_ns
-
-
-def _add_pair(digest: hashlib._Hash, row: PreferenceRow) -> None:
-    judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
-    for name, messages in {"prompt": row.messages, "chosen": row.chosen, "rejected": row.rejected}.items():
-        digest.update(f"\0{name}".encode())
-        _add_messages(digest, messages)
-    digest.update(f"\0{judged}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
 
 
 def _add_messages(digest: hashlib._Hash, messages: Sequence[Message]) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from PIL import Image
 
 from lmm_r1.config.file_commands import CheckDataConfig, Kind
-from lmm_r1.config.shared import row_reading
+from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.known_keys import Overlooked
-from lmm_r1.data.messages import Message, Row, TextPart, images_of
+from lmm_r1.data.messages import Message, Row, SkippedRow, TextPart, images_of
 from lmm_r1.data.preferences import holds_pairs, read_pairs
-from lmm_r1.data.reading import RowReading, SkippedRow
+from lmm_r1.data.reading import RowReading
 from lmm_r1.data_check.contents import (
     COMMON,
     KINDS,

@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from lmm_r1.data.images import load_image, load_video
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, demonstration, images_of, videos_of
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import (
+    ImagePart,
+    Message,
+    PreferenceRow,
+    Row,
+    TextPart,
+    VideoPart,
+    demonstration,
+    images_of,
+    videos_of,
+)
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings, check_images_taken, encode_row

@@ -11,8 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from lmm_r1.data.messages import Row
-from lmm_r1.data.reading import SkippedRow
+from lmm_r1.data.messages import Row, SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
 from lmm_r1.records.responses import JudgedResponse, by_row

@@ -24,10 +24,9 @@ from lmm_r1.config.evaluate import (
 )
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
 from lmm_r1.config.rewards import GivenFunctions, file_and_name, is_function, reward_list
-from lmm_r1.config.shared import row_reading
+from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.images import PictureFolder
-from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
-from lmm_r1.data.reading import SkippedRow
+from lmm_r1.data.messages import Row, SkippedRow, images_of, kind_of, videos_of
 from lmm_r1.data.training_rows import files_of_rows, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile

@@ -15,8 +15,8 @@ from lmm_r1.config.generation import reward_part
 from lmm_r1.config.rewards import columns_of, reward_list
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
-from lmm_r1.data.messages import Row, TextPart, check_asks, images_of
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading, SkippedRow
+from lmm_r1.data.messages import Row, SkippedRow, TextPart, check_asks, images_of
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.mapping import check_embedded_images, map_record
 from lmm_r1.data.recipes.recipe import Recipe, RecordView, SuiteSampling

@@ -11,8 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.config.rewards import WeightedPart
-from lmm_r1.data.messages import ChangedFile, Row
-from lmm_r1.data.reading import BadRows
+from lmm_r1.data.messages import BadRows, ChangedFile, Row
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError
@@ -21,8 +20,7 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring import Moment, ScoredResponse, weighted
-from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
+from lmm_r1.scoring import GroupSource, Moment, RowSource, ScoredResponse, Scorer, weighted
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

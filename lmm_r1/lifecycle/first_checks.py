@@ -9,22 +9,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.config import PPOConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config import PPOConfig, SFTConfig, SupervisedConfig, checkpoint_folder, model_path, model_paths
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.config.run_rows import read_conversations, read_judged
 from lmm_r1.data.files import is_read_directly
-from lmm_r1.data.messages import Row, TextPart
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow, Row, TextPart
 from lmm_r1.data.training_rows import check_prompt, dataset_paths, parse_dataset_spec
 from lmm_r1.errors import UserError
-from lmm_r1.lifecycle.start import check_output
+from lmm_r1.files.atomic import check_creatable
+from lmm_r1.host.checkpoint_folder import DELETING, REFERENCE_FOLDER, SAVING
 from lmm_r1.lmm_kits.checkpoint import stored_bytes
 from lmm_r1.lmm_kits.registry import stored_config
-from lmm_r1.scoring import Moment, made_up
+from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
+from lmm_r1.scoring import Moment, RowChecker, Scorer, made_up
 from lmm_r1.scoring.functions import FunctionScorer
-from lmm_r1.scoring.sources import RowChecker, Scorer, WeightedScorer, make_scorer
+from lmm_r1.scoring.sources import WeightedScorer, make_scorer
 
+FINGERPRINT_FILE = "fingerprint.json"
+# The entries of a checkpoint folder: RL's policy and critic, SFT's checkpoints, the best ones, and the name of the newest.
+_CHECKPOINTS = ("_actor", "_critic", "global_step*", "best*", "latest", FINGERPRINT_FILE)
 # As many as a file's format is detected from.
 _FIRST_ROWS = 256
 _RESPONSE = "<think>\nThis is a test.\n</think>\n<answer>0</answer>"
@@ -39,16 +43,56 @@ def check_first(config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions 
         reward: the reward functions that were given to this process instead of in a file.
     """
     check_output(config)
-    model = (config.actor if isinstance(config, PPOConfig) else config.model).model_name_or_path
-    assert model is not None, "required by config.resolve"
-    _check_disk(config, Path(model))
+    model = Path(model_path(config))
+    _check_disk(config, model)
     rows = _training_rows(config, most=_FIRST_ROWS)
     for path in dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ():
         _rows(config, path, split=config.eval.split, held_out=True, most=_FIRST_ROWS)
-    if all(map(is_read_directly, _training_paths(config))):
-        _check_lengths(config, rows, tokenizer=Path(model) / "tokenizer.json")
+    if all(map(is_read_directly, training_datasets(config)[0])):
+        _check_lengths(config, rows, tokenizer=model / "tokenizer.json")
     if isinstance(config, PPOConfig) and config.reward.remote_url:
         asyncio.run(_check_reward(config, rows, given=reward))
+
+
+def check_output(config: PPOConfig | SupervisedConfig) -> None:
+    """Raise UserError for a folder that cannot be written, a finished run, or a model that overwriting would delete."""
+    output, checkpoints = Path(config.ckpt.output_dir), checkpoint_folder(config)
+    check_creatable(output / STAGE_FILE, flag="--ckpt.output_dir")
+    check_creatable(checkpoints / FINGERPRINT_FILE, flag="--ckpt.path")
+    if config.ckpt.overwrite:
+        _check_models(config, deleted=left_by_a_run(output, checkpoints))
+    else:
+        RunFolder.check_unfinished(output)
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Say whether a folder of checkpoints holds one to resume from."""
+    return any(path.is_dir() for path in _held(folder))
+
+
+def _held(folder: Path) -> list[Path]:
+    return [path for pattern in _CHECKPOINTS for path in folder.glob(pattern)]
+
+
+def left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
+    """Return what `--ckpt.overwrite` deletes, including the remains of killed saves and evictions."""
+    halves = [path for prefix in (SAVING, DELETING) for path in checkpoints.glob(f"{prefix}*")]
+    references = checkpoints.glob(REFERENCE_FOLDER)
+    return [*RunFolder.files(output), *_held(checkpoints), *halves, *references]
+
+
+def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
+    """Raise UserError if `--ckpt.overwrite` would delete or overwrite a model that the run starts from."""
+    output = Path(config.ckpt.output_dir).resolve()
+    for flag, path in model_paths(config).items():
+        if path is None or not Path(path).is_dir():
+            continue
+        model = Path(path).resolve()
+        if model == output or any(model.is_relative_to(place.resolve()) for place in deleted):
+            raise UserError(
+                f"--ckpt.overwrite would delete the model of --{flag} {path}, which the run starts from; "
+                "give another --ckpt.output_dir"
+            )
 
 
 def scorer_of(reward: RewardConfig, *, given: GivenFunctions | None) -> Scorer:
@@ -75,18 +119,19 @@ def _check_disk(config: PPOConfig | SupervisedConfig, model: Path) -> None:
         )
 
 
-def _training_paths(config: PPOConfig | SupervisedConfig) -> list[str]:
+def training_datasets(config: PPOConfig | SupervisedConfig) -> tuple[list[str], list[float] | None]:
+    """Return the datasets that a run trains on, and their probabilities if it draws from them."""
     if isinstance(config, PPOConfig):
         datasets, shares = config.data.prompt_dataset, config.data.prompt_probs
     else:
         datasets, shares = config.data.dataset, config.data.dataset_probs
     assert datasets is not None, "required by config.resolve"
-    return parse_dataset_spec(datasets, shares)[0]
+    return parse_dataset_spec(datasets, shares)
 
 
 def _training_rows(config: PPOConfig | SupervisedConfig, *, most: int | None) -> list[Any]:
     split = config.data.prompt_split if isinstance(config, PPOConfig) else config.data.dataset_split
-    return [row for path in _training_paths(config) for row in _rows(config, path, split=split, most=most)]
+    return [row for path in training_datasets(config)[0] for row in _rows(config, path, split=split, most=most)]
 
 
 def _rows(config: Any, path: str, *, split: str, held_out: bool = False, most: int | None) -> list[Any]:

@@ -1,44 +1,212 @@
-"""What a command finds in its folder when it starts: nothing, a stopped run to resume, or files that it must not touch.
+"""The frame of every training: its checkpoint, its sizes, its plan, its folder, and the block in which it runs.
 
-A fingerprint identifies the run of checkpoints: its models, its rows and the settings that decide its outcome."""
+A fingerprint identifies the run of checkpoints: its models, its rows and the settings that decide its outcome.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from rich.console import Console
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints import model_digest
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
+from lmm_r1.config import (
+    PPOConfig,
+    SupervisedConfig,
+    checkpoint_folder,
+    model_path,
+    sized_ppo,
+    sized_supervised,
+    to_yaml,
+    unplanned,
+)
 from lmm_r1.config.resolve import settings_of_the_run
-from lmm_r1.data.training_rows import AnyRow, rows_digest
+from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import AnyRow, KeptRows, blend, rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.host.checkpoint_folder import DELETING, REFERENCE_FOLDER, SAVING
-from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, RunFolder
+from lmm_r1.lifecycle.first_checks import (
+    FINGERPRINT_FILE,
+    check_output,
+    has_checkpoints,
+    left_by_a_run,
+    training_datasets,
+)
+from lmm_r1.lifecycle.publication import publish
+from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_pixel_bounds, check_weights
+from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.packed.sequence_parallel import check_heads
+from lmm_r1.models.rope_scaling import check_rope, tell_factors
+from lmm_r1.records.metrics import Callbacks
+from lmm_r1.records.run_folder import ERROR_FILE, RunFolder
+from lmm_r1.records.trackers import Trackers
 from remote_rm.redaction import hidden_settings
 
-FINGERPRINT_FILE = "fingerprint.json"
-# The entries of a checkpoint folder: RL's policy and critic, SFT's checkpoints, the best ones, and the name of the newest.
-_CHECKPOINTS = ("_actor", "_critic", "global_step*", "best*", "latest", FINGERPRINT_FILE)
+Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
+T = TypeVar("T")
 # Further differences are only counted.
 _SHOWN = 4
 
 
-def check_output(config: PPOConfig | SupervisedConfig) -> None:
-    """Raise UserError for a folder that cannot be written, a finished run, or a model that overwriting would delete."""
-    output, checkpoints = Path(config.ckpt.output_dir), checkpoint_folder(config)
-    check_creatable(output / STAGE_FILE, flag="--ckpt.output_dir")
-    check_creatable(checkpoints / FINGERPRINT_FILE, flag="--ckpt.path")
-    if config.ckpt.overwrite:
-        _check_models(config, deleted=_left_by_a_run(output, checkpoints))
-    else:
-        RunFolder.check_unfinished(output)
+class Plan(Protocol):
+    """Chooses the open settings of a run by memory and prints what it chose, the same in every process."""
+
+    def __call__(self, config: Config, *, console: Console, rows: Sequence[Row]) -> Config:
+        """Return the settings with nothing open; raises UserError for a run that cannot fit.
+
+        Args:
+            rows: the plan may use one with an image.
+        """
+
+
+def say(*lines: str | None) -> None:
+    """Print the lines that there are, in one process of a run."""
+    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not is_first())
+    for line in filter(None, lines):
+        console.print(line)
+
+
+def is_first() -> bool:
+    """Return whether this process acts for all those of a run."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def model_flag(config: PPOConfig | SupervisedConfig) -> str:
+    """Return the flag of the trained model with its value, for messages."""
+    return f"--{'actor' if isinstance(config, PPOConfig) else 'model'}.model_name_or_path {model_path(config)}"
+
+
+def opened(config: PPOConfig | SupervisedConfig, *, chat_template: str | None = None) -> Checkpoint:
+    """Return the checkpoint that a run trains; raises UserError if it cannot be trained with these flags."""
+    path, model = model_path(config), model_flag(config)
+    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code, chat_template=chat_template)
+    # Missing parts of a checkpoint are reported in this order: kit, processor, weights.
+    _ = checkpoint.kit, checkpoint.processor
+    check_weights(path)
+    check_embeddings(checkpoint)
+    check_lengths(config, checkpoint, model=model)
+    flag = "actor.aux_loss_coef" if isinstance(config, PPOConfig) else "model.aux_loss_coef"
+    coef: Any = dotted.get(config, flag)
+    check_balanced(checkpoint.config, kit=checkpoint.kit, coef=coef, flag=flag, model=model)
+    check_pixel_bounds(config.data, checkpoint, model=model, prefix="--data.")
+    return checkpoint
+
+
+def check_lengths(config: PPOConfig | SupervisedConfig, checkpoint: Checkpoint, *, model: str) -> None:
+    """Raise UserError if a model's sequences cannot be split as the flags say, or not be as long."""
+    check_heads(checkpoint.config, size=config.ds.ulysses_size, model=model)
+    check_rope(checkpoint.config, model=model)
+
+
+def blended_rows(config: PPOConfig | SupervisedConfig, load: Callable[[str], KeptRows[T]]) -> KeptRows[T]:
+    """Return the rows that a run trains on, blended from its datasets; raises UserError if they are too few for a step.
+
+    Args:
+        load: returns the rows of one dataset.
+    """
+    flag, kind, size = "data.dataset", "rows", "train.batch_size"
+    if isinstance(config, PPOConfig):
+        flag, kind, size = "data.prompt_dataset", "prompts", "rollout.batch_size"
+    paths, probabilities = training_datasets(config)
+    lists = [load(path) for path in paths]
+    rows = blend(lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
+    least: Any = dotted.get(config, size)
+    if len(rows) < least:
+        raise UserError(
+            f"--{flag} {dotted.get(config, flag)} gives {len(rows)} {kind}, fewer than --{size} {least}; lower it or add rows"
+        )
+    return KeptRows.blended(rows, lists)
+
+
+def sized(config: Config, *, rows: int) -> Config:
+    """Return the settings with the sizes that were left open, and print them; raises UserError for too few rows."""
+    size: Any = sized_ppo
+    if isinstance(config, SupervisedConfig):
+        size = partial(sized_supervised, processes=int(os.environ["WORLD_SIZE"]))
+    config, sizes = size(config, rows=rows)
+    say(sizes)
+    return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame(Generic[Config, T]):
+    """A run whose folder is open."""
+
+    config: Config
+    """With nothing open."""
+    folder: RunFolder
+    processes: T
+    """What has joined the processes of the run."""
+    stops: StopRequests
+    resumed: bool
+    """Whether there were checkpoints to resume from when the command started."""
+
+    def trackers(self) -> AbstractContextManager[Trackers]:
+        """Return the trackers of the process that logs, which continue their earlier runs if the run is resumed."""
+        if not is_first() or not self.config.logger.trackers:
+            return Trackers()
+        from lmm_r1.records.tracker_backends import open_trackers
+
+        return open_trackers(self.config, folder=self.folder.path, resumed=self.resumed)
+
+
+@contextmanager
+def framed(
+    config: Config,
+    checkpoint: Checkpoint,
+    *,
+    kind: str,
+    models: Mapping[str, str | None],
+    rows: KeptRows[Any],
+    held_out: KeptRows[Any],
+    shown: Sequence[Row],
+    plan: Plan | None,
+    callbacks: Callbacks,
+    processes: Callable[[Config], AbstractContextManager[T]],
+) -> Iterator[Frame[Config, T]]:
+    """Plan a run, open its folder for the block, and publish its model after it.
+
+    Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError if it ends early.
+
+    Args:
+        models: the path of each model by its flag; None for one that the run does not have.
+        shown: conversations of the rows, for the plan.
+        plan: None leaves nothing to memory.
+        processes: joins the processes of the run; the folder is changed only after that.
+    """
+    tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
+    flag = "data.prompt_dataset" if isinstance(config, PPOConfig) else "data.dataset"
+    fingerprint, first = Fingerprint.of(config, models=models, rows={flag: rows}), is_first()
+    console = Console(highlight=False, quiet=not first)
+    config = unplanned(config) if plan is None else plan(config, console=console, rows=shown)
+    check_start(config, fingerprint)
+    path, name, origins = Path(config.ckpt.output_dir), config.logger.stage_name, rows.origins | held_out.origins
+    folder, resumed = RunFolder(path=path, name=name, kind=kind, origins=origins, callbacks=callbacks), False
+    with (
+        StopRequests() as stops,
+        folder.locked() if first else nullcontext(),
+        reported_ends(stops, folder=path),
+        processes(config) as joined,
+    ):
+        if first:
+            resumed = open_run(config, fingerprint, folder=folder)
+            folder.left_out([*rows.left_out, *held_out.left_out])
+        with folder.session() if first else nullcontext():
+            yield Frame(config=config, folder=folder, processes=joined, stops=stops, resumed=resumed)
+    if first:
+        publish(config, path)
 
 
 def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:
@@ -64,7 +232,7 @@ def open_run(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint, *, 
     # The error of an earlier session.
     (folder.path / ERROR_FILE).unlink(missing_ok=True)
     if config.ckpt.overwrite:
-        for path in _left_by_a_run(folder.path, checkpoints):
+        for path in left_by_a_run(folder.path, checkpoints):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     resumes = has_checkpoints(checkpoints)
     if not resumes:
@@ -75,42 +243,6 @@ def open_run(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint, *, 
     # The saved settings must not delete this run when they are used again.
     folder.open(to_yaml(dotted.replace(config, {"ckpt.overwrite": False})))
     return resumes
-
-
-def has_checkpoints(folder: Path) -> bool:
-    """Say whether a folder of checkpoints holds one to resume from."""
-    return any(path.is_dir() for path in _held(folder))
-
-
-def _held(folder: Path) -> list[Path]:
-    return [path for pattern in _CHECKPOINTS for path in folder.glob(pattern)]
-
-
-def _left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
-    """Return what `--ckpt.overwrite` deletes, including the remains of killed saves and evictions."""
-    halves = [path for prefix in (SAVING, DELETING) for path in checkpoints.glob(f"{prefix}*")]
-    references = checkpoints.glob(REFERENCE_FOLDER)
-    return [*RunFolder.files(output), *_held(checkpoints), *halves, *references]
-
-
-def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
-    """Raise UserError if `--ckpt.overwrite` would delete or overwrite a model that the run starts from."""
-    groups: tuple[str, ...] = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
-    if isinstance(config, DPOConfig):
-        groups = ("model", "ref")
-    if isinstance(config, KDConfig):
-        groups = ("model", "teacher")
-    output = Path(config.ckpt.output_dir).resolve()
-    for name in groups:
-        path = getattr(config, name).model_name_or_path
-        if path is None or not Path(path).is_dir():
-            continue
-        model = Path(path).resolve()
-        if model == output or any(model.is_relative_to(place.resolve()) for place in deleted):
-            raise UserError(
-                f"--ckpt.overwrite would delete the model of --{name}.model_name_or_path {path}, which the run starts "
-                "from; give another --ckpt.output_dir"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

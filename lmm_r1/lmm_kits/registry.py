@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import hub
 from lmm_r1.cluster.worker_processes import KIT_VARIABLE
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.derived import KitFile, derived_kit, derived_of, read_kit
 from lmm_r1.lmm_kits.kit import LmmKit
+
+if TYPE_CHECKING:
+    from lmm_r1.lmm_kits.derived import KitFile
 
 KITS: dict[str, str] = {
     "aria": "lmm_r1.lmm_kits.aria:AriaKit",
@@ -70,6 +72,8 @@ def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
     """Return the kit of the checkpoint at `model_path` (a folder or a hub name); raises UserError if there is none."""
     derived = _derived(model_path)
     if derived is not None:
+        from lmm_r1.lmm_kits.derived import derived_kit
+
         return derived_kit(derived, place=model_path)
     return get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
 
@@ -77,7 +81,11 @@ def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
 def _derived(model_path: str) -> KitFile | None:
     """Return the derived kit of a checkpoint whose architecture has no kit of its own."""
     config = stored_config(model_path)
-    return None if config.get("model_type") in KITS else derived_of(config, path=model_path)
+    if config.get("model_type") in KITS:
+        return None
+    from lmm_r1.lmm_kits.derived import derived_of
+
+    return derived_of(config, path=model_path)
 
 
 def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
@@ -89,7 +97,7 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
     model_type = config.get("model_type")
     if model_type in KITS:
         return model_type
-    derived = derived_of(config, path=model_path)
+    derived = _derived(model_path)
     if derived is not None:
         return derived.model_type
     if model_type in CONVERTERS:
@@ -112,6 +120,8 @@ def register_kit(file: str | Path) -> LmmKit:
 
     Raises UserError for a file that is no kit, and for one of an architecture that has a kit of its own.
     """
+    from lmm_r1.lmm_kits.derived import derived_kit, read_kit
+
     found = read_kit(file)
     if found.model_type in KITS:
         raise UserError(f"{file}: model_type '{found.model_type}' has a kit of its own; leave the file out")

@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, unplanned
+from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, model_path, unplanned
 from lmm_r1.config.hardware import shared_counts
 from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.resolve import UNPLANNED
@@ -185,33 +185,24 @@ def _language_layers(config: PPOConfig | SupervisedConfig) -> int:
     return checkpoint_of(config).config.get_text_config().num_hidden_layers
 
 
-Supervised = TypeVar("Supervised", bound=SupervisedConfig)
-
 logger = logging.getLogger(__name__)
 
 
-def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()) -> PPOConfig:
-    """Return the settings of an RL run with open ones chosen by memory, and print the plan.
+def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Config:
+    """Return the settings of a run with open ones chosen by memory, the same in every process, and print the plan.
 
     Raises UserError for a run that cannot fit. Runs on a Ray cluster are not checked: its machines are not known here.
     """
-    if config.ref.during_generation is None and not cpu.has_cuda():
+    plan: Callable[..., Plan] = plan_ppo
+    if isinstance(config, SupervisedConfig):
+        processes = int(os.environ.get("WORLD_SIZE", 1))
+        per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+        plan = partial(plan_supervised, processes=processes, per_machine=per_machine)
+    elif config.ref.during_generation is None and not cpu.has_cuda():
         # The reference would take cores from the engines.
         config = dotted.replace(config, {"ref.during_generation": False})
-    if os.environ.get("RAY_ADDRESS"):
+    if isinstance(config, PPOConfig) and os.environ.get("RAY_ADDRESS"):
         return unplanned(config)
-    return _planned(config, console, rows=rows, plan=plan_ppo)
-
-
-def planned_supervised(
-    config: Supervised, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
-) -> Supervised:
-    """Return the settings of a supervised run as `planned_ppo` does; every process chooses the same."""
-    plan = partial(plan_supervised, processes=processes, per_machine=per_machine)
-    return _planned(config, console, rows=rows, plan=plan)
-
-
-def _planned(config: Config, console: Console, *, rows: Sequence[Row], plan: Callable[..., Plan]) -> Config:
     machine = _this_machine(config)
     if machine is None:
         return unplanned(config)
@@ -345,6 +336,4 @@ def most_pixels(rows: Iterable[AnyRow]) -> tuple[int, str]:
 
 def checkpoint_of(config: PPOConfig | SupervisedConfig) -> Checkpoint:
     """Return the checkpoint of the model that a run trains."""
-    path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
-    assert path is not None, "required by config.resolve"
-    return Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    return Checkpoint(model_path(config), trust_remote_code=config.train.trust_remote_code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SupervisedConfig, model_path
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import load_settings, trained_settings
@@ -151,13 +151,11 @@ class _Run:
     def settings(self, *, role: Role, path: str | None = None) -> ModelSettings:
         """Return how the run builds the model that it trains, or a frozen one at `path`."""
         config, trained = self.config, role in ("policy", "critic")
-        path = path or config.model.model_name_or_path
-        assert path is not None, "resolve requires it"
         assert config.ds.param_dtype is not None, "resolve fills it in"
         in_backward = trained and not self.on_gpu and stage_of(config) in (1, 2)
         load_as = trained_settings if trained else load_settings
         return ModelSettings(
-            path=path,
+            path=path or model_path(config),
             role=role,
             load=load_as(config, share_prefix=self.share_prefix),
             checkpointing=trained and bool(config.model.gradient_checkpointing_enable),

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from lmm_r1.data.messages import Message
-from lmm_r1.data.reading import NO_PROMPT
+from lmm_r1.data.messages import NO_PROMPT, Message
 from lmm_r1.data.sample import Said
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
@@ -174,7 +173,11 @@ class RunFolder:
         """Cut off the records after `step`, from which the run continues: those steps are repeated."""
         before = last_seconds(self.path / METRICS_FILE)
         for file in (METRICS_FILE, ROLLOUTS_FILE):
-            _cut_after(self.path / file, step=step)
+            path = self.path / file
+            lines = list(_step_lines(path))
+            kept = [line.raw for at, line in lines if at <= step]
+            if len(kept) < len(lines):
+                write_bytes_atomically(path, data=b"".join(kept))
         self.started += before - last_seconds(self.path / METRICS_FILE)
 
     def logged(self, step: int, *, prefix: str) -> dict[str, float]:
@@ -285,13 +288,6 @@ def _step_lines(path: Path) -> Iterator[tuple[int, JsonLine]]:
             shown = line.raw[:80].decode(errors="replace")
             raise UserError(f"{line.place}: not a record of a step ({shown}); repair or delete it") from error
         yield step, line
-
-
-def _cut_after(path: Path, *, step: int) -> None:
-    lines = list(_step_lines(path))
-    kept = [line.raw for at, line in lines if at <= step]
-    if len(kept) < len(lines):
-        write_bytes_atomically(path, data=b"".join(kept))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.rewards import format_prompt, reward_functions
-from lmm_r1.data.reading import NO_PROMPT
+from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.media_store import fetch_pictures
 from lmm_r1.records.rollouts import SampledResponse, shown_messages

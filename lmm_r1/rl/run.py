@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from rich.console import Console
 
 from lmm_r1 import cpu, dotted, quiet
 from lmm_r1.agents.environment import Environment
@@ -22,7 +21,7 @@ from lmm_r1.checkpoints import kept_for
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
-from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo
+from lmm_r1.config import PPOConfig, checkpoint_folder, model_path, model_paths
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
@@ -35,10 +34,8 @@ from lmm_r1.data.training_rows import (
     KeptRows,
     MeasuredCurriculum,
     PromptStream,
-    blend,
     check_prompt,
     dataset_paths,
-    parse_dataset_spec,
     with_left_out,
 )
 from lmm_r1.errors import UserError
@@ -48,28 +45,30 @@ from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
-from lmm_r1.lifecycle.first_checks import no_prompt_fits, prompt_room, scorer_of
-from lmm_r1.lifecycle.publication import publish
+from lmm_r1.lifecycle.first_checks import has_checkpoints, no_prompt_fits, prompt_room, scorer_of
 from lmm_r1.lifecycle.restarts import Restarts
-from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
-from lmm_r1.lifecycle.stopping import StopRequests, last_words, reported_ends
+from lmm_r1.lifecycle.start import (
+    Frame,
+    Plan,
+    blended_rows,
+    check_lengths,
+    framed,
+    model_flag,
+    opened,
+    say,
+    sized,
+)
+from lmm_r1.lifecycle.stopping import last_words
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import (
     ImageFitting,
-    check_embeddings,
     check_images_taken,
-    check_pixel_bounds,
     check_weights,
     outlined_row,
 )
-from lmm_r1.models.load_balancing import check_balanced
-from lmm_r1.models.packed.sequence_parallel import check_heads
-from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.value_model import head_name, stored_weight
-from lmm_r1.planning.choices import planned_ppo
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
-from lmm_r1.records.run_folder import STAGE_TITLES, RunFolder
-from lmm_r1.records.tracker_backends import open_trackers
+from lmm_r1.records.run_folder import STAGE_TITLES
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import estimator_named
 from lmm_r1.rl.groups import GroupFilter
@@ -78,10 +77,9 @@ from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
-from lmm_r1.scoring.sources import RowChecker
+from lmm_r1.scoring import RowChecker
 from remote_rm.client import RewardUnavailable
 
-_MODELS = ("actor", "critic", "reward")
 _ENDED = (
     "was killed, or Ray ended it because its raylet died: full memory and a full /dev/shm do that (Ray's raylet.err, below "
     "/tmp/ray, says why). Free some, and repeat the same command: it goes on from the last saved step"
@@ -90,26 +88,17 @@ _ENDED = (
 
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
     """Return the paths that all nodes of a run must see; for images and videos, one per folder."""
-    # Other names are names on the hub; each node has its own cache of them.
-    paths = [
-        SharedPath(flag=f"--{flag}", path=path)
-        for flag, path in _model_paths(config).items()
-        if path and Path(path).exists()
+    files = [
+        # Other names are names on the hub; each node has its own cache of them.
+        *((flag, path) for flag, path in model_paths(config).items() if path and Path(path).exists()),
+        *(("reward.remote_url", function.path) for function in reward_functions(config.reward)),
+        ("algo.advantage.estimator", function_file(config.algo.advantage.estimator)),
+        ("actor.policy_loss_type", function_file(config.actor.policy_loss_type)),
+        ("train.agent_func_path", config.train.agent_func_path),
+        *(("data.prompt_dataset", path) for path in _one_per_folder(rows)),
+        *(("eval.dataset", path) for path in _one_per_folder(eval_rows)),
     ]
-    files = dict.fromkeys(function.path for function in reward_functions(config.reward) if function.path is not None)
-    paths += [SharedPath(flag="--reward.remote_url", path=path) for path in files]
-    functions = {
-        "algo.advantage.estimator": config.algo.advantage.estimator,
-        "actor.policy_loss_type": config.actor.policy_loss_type,
-    }
-    paths += [
-        SharedPath(flag=f"--{flag}", path=file) for flag, text in functions.items() if (file := function_file(text))
-    ]
-    if config.train.agent_func_path is not None:
-        paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
-    for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
-        one_per_folder = {os.path.dirname(file): file for file in _files(some)}
-        paths += [SharedPath(flag=flag, path=path) for path in one_per_folder.values()]
+    paths = [SharedPath(flag=f"--{flag}", path=path) for flag, path in dict.fromkeys(files) if path is not None]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
     # The weights of a moving reference are stored there as well.
     if not config.ckpt.disable_ds or config.ref.refresh_steps:
@@ -117,12 +106,14 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     return paths
 
 
-def _files(rows: Sequence[Row]) -> Iterator[str]:
+def _one_per_folder(rows: Sequence[Row]) -> Iterable[str]:
+    found: dict[str, str] = {}
     for row in rows:
-        sources = [image.source for image in images_of(row.messages)]
+        sources: list[Any] = [image.source for image in images_of(row.messages)]
         for video in videos_of(row.messages):
             sources += [video.source] if isinstance(video.source, str) else video.source
-        yield from (source for source in sources if isinstance(source, str) and kind_of(source) == "path")
+        found |= {os.path.dirname(one): one for one in sources if isinstance(one, str) and kind_of(one) == "path"}
+    return found.values()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,42 +133,40 @@ class _Workers:
 class _Stage:
     """The inputs of each session of a run."""
 
-    config: PPOConfig
     policy: Checkpoint
     rows: list[Row]
     eval_rows: list[Row]
-    max_images: int
-    folder: RunFolder
     reward: GivenFunctions | None
 
 
-def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks: Callbacks = NO_CALLBACKS) -> None:
+def train(
+    config: PPOConfig,
+    *,
+    plan: Plan | None = None,
+    reward: GivenFunctions | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> None:
     """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for wrong inputs.
 
     Args:
+        plan: chooses open settings by memory, as `planning.choices.planned`; None leaves nothing to memory.
         reward: the reward functions that were given to this process instead of in a file.
     """
     policy = _opened(config)
     lengths: list[int] = []
     environment = _environment(config) if config.train.plays else None
-    fitting = _image_fitting(config, policy)
-    check = partial(_check_row, config, policy, environment, fitting, lengths=lengths)
-    rows = _prompts(config, check=check)
+    wanted = config.rollout.max_new_tokens
+    fitting = ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
+    load = partial(_load, config, check=partial(_check_row, config, policy, environment, fitting, lengths=lengths))
+    rows = blended_rows(config, partial(load, split=config.data.prompt_split))
     if lengths and min(lengths) > prompt_room(config):
         raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens")
-    config, sizes = sized_ppo(config, rows=len(rows))
-    if sizes is not None:
-        Console(highlight=False, soft_wrap=True).print(sizes)
-    held_out = config.eval.dataset
-    lists = [
-        _load(config, path, split=config.eval.split, check=check)
-        for path in (dataset_paths(held_out, flag="--eval.dataset") if held_out else ())
-    ]
+    config = sized(config, rows=len(rows))
+    paths = dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ()
+    lists = [load(path, split=config.eval.split) for path in paths]
     eval_rows: KeptRows[Row] = KeptRows.blended((row for part in lists for row in part), lists)
-    _print_changes(config, rows, fitting)
-    max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
-    if config.train.plays:
-        max_images += config.agent.max_images if policy.kit.takes_images else 0
+    prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
+    say(prompt, fitting.told(prefix="--data."))
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows, reward=reward)
     _check_models(config, policy)
@@ -185,51 +174,30 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, policy=policy, rows=rows))
-    _print_parity(config)
-    fingerprint = Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
-    config = planned_ppo(config, console=Console(highlight=False), rows=rows)
-    check_start(config, fingerprint)
-    every: KeptRows[Row] = KeptRows.blended((), [rows, eval_rows])
-    folder = RunFolder(
-        path=Path(config.ckpt.output_dir),
-        name=config.logger.stage_name,
+    say(_parity(config))
+    with framed(
+        config,
+        policy,
         kind="rl",
-        origins=every.origins,
-        callbacks=callbacks,
-    )
-    stage = _Stage(
-        config=config,
-        policy=policy,
+        models=model_paths(config),
         rows=rows,
-        eval_rows=eval_rows,
-        max_images=max_images,
-        folder=folder,
-        reward=reward,
-    )
-    with folder.locked():
-        resumed = open_run(config, fingerprint, folder=folder)
-        folder.left_out(every.left_out)
-        final_message = last_words(f"{folder.name} {_ENDED}")
-        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session(), final_message:
-            restarts = Restarts(
-                limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
-            )
-            restarts.run(lambda: _session(stage, restarts, resumed=resumed))
-    publish(config, folder.path)
+        held_out=eval_rows,
+        shown=rows,
+        plan=plan,
+        callbacks=callbacks,
+        processes=lambda config: last_words(f"{config.logger.stage_name} {_ENDED}"),
+    ) as frame:
+        limit, step = config.ckpt.max_restarts, partial(saved_step, frame.config)
+        restarts = Restarts(limit=limit, folder=frame.folder, stops=frame.stops, saved_step=step)
+        stage = _Stage(policy=policy, rows=rows, eval_rows=eval_rows, reward=reward)
+        restarts.run(lambda: _session(frame, restarts, partial(_train, stage)))
 
 
 def _opened(config: PPOConfig) -> Checkpoint:
     """Return the policy's checkpoint; raises UserError if RL cannot train it with these flags."""
-    path = _policy_path(config)
-    policy, model = (
-        Checkpoint(path, trust_remote_code=config.train.trust_remote_code),
-        f"--actor.model_name_or_path {path}",
-    )
+    policy, model = opened(config), model_flag(config)
     check_backend("vllm", policy.kit, model=model, instead=FINE_TUNE)
-    check_turn_end(policy.kit, policy.processor, path=path, model=model)
-    check_weights(path)
-    check_embeddings(policy)
-    check_pixel_bounds(config.data, policy, model=model, prefix="--data.")
+    check_turn_end(policy.kit, policy.processor, path=policy.path, model=model)
     return policy
 
 
@@ -238,61 +206,49 @@ def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
     GroupFilter.of(config)
     estimator_named(config.algo.advantage.estimator)
     PolicyLoss.of(config)
-    # The critic may start from the reward model that was given.
-    paths = _model_paths(config)
-    for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
-        _check_value_model(config, flag, paths[flag], policy=policy)
-    for flag, own_path in paths.items():
-        _check_config(config, flag, own_path)
-    check_balanced(
-        policy.config,
-        kit=policy.kit,
-        coef=config.actor.aux_loss_coef,
-        flag="actor.aux_loss_coef",
-        model=f"--actor.model_name_or_path {_policy_path(config)}",
-    )
-    tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
+    for flag, path in model_paths(config).items():
+        # The critic may start from the policy, or from the reward model that was given.
+        if path is not None and flag != "actor.model_name_or_path" and (path != policy.path or "critic" not in flag):
+            _check_value_model(config, flag, path, policy=policy)
 
 
-def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
-    """Train from the newest checkpoint to the end.
-
-    Args:
-        resumed: whether there was one when the command started.
-    """
+def _session(frame: Frame[PPOConfig, None], restarts: Restarts, train: Callable[..., None]) -> None:
+    """Train from the newest checkpoint to the end."""
     if restarts.made:
-        stage = replace(stage, config=dotted.replace(stage.config, {"ckpt.load_enable": True}))
-        resumed = has_checkpoints(checkpoint_folder(stage.config))
-    with open_trackers(stage.config, folder=stage.folder.path, resumed=resumed) as trackers:
-        _train(stage, restarts, trackers)
+        config = dotted.replace(frame.config, {"ckpt.load_enable": True})
+        frame = replace(frame, config=config, resumed=has_checkpoints(checkpoint_folder(config)))
+    with frame.trackers() as trackers:
+        train(frame, restarts, trackers)
 
 
-def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
+def _train(stage: _Stage, frame: Frame[PPOConfig, None], restarts: Restarts, trackers: Trackers) -> None:
     """Start Ray, engines and models, train, and write the model."""
-    config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
+    config, folder, stops = frame.config, frame.folder, frame.stops
     named = f" ({STAGE_TITLES[folder.name]})" if folder.name in STAGE_TITLES else ""
-    Console(highlight=False, markup=False, soft_wrap=True).print(
-        f"{folder.name}{named}: {len(rows)} prompts, starting Ray, engines and models ..."
-    )
+    say(f"{folder.name}{named}: {len(stage.rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     # Ray has installed its own handler of SIGTERM.
     stops.listen()
-    check_shared(shared_paths(config, rows=rows, eval_rows=stage.eval_rows))
-    max_videos = max(len(videos_of(row.messages)) for row in rows + stage.eval_rows)
-    workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos, reward=stage.reward)
+    check_shared(shared_paths(config, rows=stage.rows, eval_rows=stage.eval_rows))
+    every = stage.rows + stage.eval_rows
+    max_videos = max(len(videos_of(row.messages)) for row in every)
+    max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in every)
+    if config.train.plays and stage.policy.kit.takes_images:
+        max_images += config.agent.max_images
+    workers = _start_workers(config, max_images=max_images, max_videos=max_videos, reward=stage.reward)
     restarts.watch(workers.handles)
     run = RLRun(
         config,
         models=workers.models,
         engines=workers.engines,
-        prompts=prompt_stream(config, rows),
+        prompts=prompt_stream(config, stage.rows),
         eval_rows=stage.eval_rows,
         folder=folder,
         stops=stops,
         trackers=trackers,
         disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy) else frozenset(),
     )
-    _load_models(config, workers, num_rows=len(rows))
+    _load_models(config, workers, num_rows=len(stage.rows))
     done = run.fit()
     with stops.held():
         ray.get(workers.models.policy.async_save_model())
@@ -307,49 +263,47 @@ def _start_workers(
     config: PPOConfig, *, max_images: int, max_videos: int, reward: GivenFunctions | None = None
 ) -> _Workers:
     """Start the processes of engines and models together, so that models import their libraries while engines load."""
-    train, shared = config.train, None
+    train, ds, shared = config.train, config.ds, None
+    # How many consecutive ranks of a model should be on one node.
+    ranks = {
+        "--ds.tensor_parallel_size": ds.tensor_parallel_size,
+        "--ds.ulysses_size": ds.ulysses_size,
+        "--ds.zpg": ds.zpg,
+    }
     if train.colocate_all or train.colocate_actor_ref:
-        together = _model_groups(config) | (engine_groups(config) if train.colocate_all else {})
+        together = ranks | (engine_groups(config) if train.colocate_all else {})
         shared = reserve(config.actor.gpus, together=together)
     everywhere = shared if train.colocate_all else None
     engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
-    policy = _group(config, PolicyWorker, config.actor, shared)
-    reference = _group(config, ReferenceWorker, config.ref, shared) if config.needs_reference_model else None
-    critic, reward = _value_groups(config, everywhere)
-    models = Models(policy=policy, reference=reference, critic=critic, reward=reward)
+
+    def group(worker: Any, size: PlacedModel, shared: Reservation | None) -> WorkerGroup:
+        return WorkerGroup(
+            size.nodes,
+            size.gpus_per_node,
+            worker,
+            pg=shared or reserve(size.gpus, together=ranks),
+            num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
+            duplicate_actors=ds.tensor_parallel_size * ds.ulysses_size,
+        )
+
+    policy = group(PolicyWorker, config.actor, shared)
+    reference = group(ReferenceWorker, config.ref, shared) if config.needs_reference_model else None
+    if train.colocate_critic_reward:
+        everywhere = reserve(config.critic.gpus, together=ranks)
+    critic, reward_model = (
+        group(worker, size, everywhere) if size.model_name_or_path else None
+        for worker, size in ((CriticWorker, config.critic), (RewardWorker, config.reward))
+    )
+    models = Models(policy=policy, reference=reference, critic=critic, reward=reward_model)
     return _Workers(engines=engines, models=models)
 
 
-def _policy_path(config: PPOConfig) -> str:
-    path = config.actor.model_name_or_path
-    assert path is not None, "required by config.resolve"
-    return path
-
-
-def _model_paths(config: PPOConfig) -> dict[str, str | None]:
-    """Return the path of each model by its flag, without the dashes; None for a model that the run does not have."""
-    return {f"{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
-
-
-def _image_fitting(config: PPOConfig, policy: Checkpoint) -> ImageFitting:
-    wanted = config.rollout.max_new_tokens
-    return ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
-
-
-def _print_changes(config: PPOConfig, rows: Sequence[Row], fitting: ImageFitting) -> None:
-    """Print which prompts have got a system turn, and which images were scaled down."""
-    prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
-    for line in filter(None, (prompt, fitting.told(prefix="--data."))):
-        Console(highlight=False, markup=False, soft_wrap=True).print(line)
-
-
-def _print_parity(config: PPOConfig) -> None:
-    """Print the gap between engine and trainer of the policy, if it was measured before."""
+def _parity(config: PPOConfig) -> str | None:
+    """Return the gap between engine and trainer of the policy, if it was measured before."""
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     device = "CUDA" if cpu.has_cuda() else "CPU"
-    kept = kept_for(_policy_path(config), dtype=config.ds.param_dtype, max_len=config.data.max_len, device=device)
-    if kept is not None:
-        Console(highlight=False, soft_wrap=True).print(f"parity, as measured before: {kept.line}", markup=False)
+    kept = kept_for(model_path(config), dtype=config.ds.param_dtype, max_len=config.data.max_len, device=device)
+    return None if kept is None else f"parity, as measured before: {kept.line}"
 
 
 def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None:
@@ -373,20 +327,6 @@ def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None
         ray.get(models.critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 
-def _prompts(config: PPOConfig, *, check: Callable[[Row], Row]) -> KeptRows[Row]:
-    data = config.data
-    assert data.prompt_dataset is not None, "required by config.resolve"
-    paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
-    row_lists = [_load(config, path, split=data.prompt_split, check=check) for path in paths]
-    rows = blend(row_lists, probabilities, seed=config.train.seed)[: data.max_samples]
-    if len(rows) < config.rollout.batch_size:
-        raise UserError(
-            f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
-            f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
-        )
-    return KeptRows.blended(rows, row_lists)
-
-
 def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
     """Return the stream of rows in the order in which a run takes them."""
     kind = config.data.curriculum
@@ -396,7 +336,7 @@ def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
 
 def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], Row]) -> KeptRows[Row]:
     file = read_conversations(config, path, split=split, check=check)
-    Console(highlight=False, markup=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
+    say(with_left_out(file.summary_as_prompts, file.skipped))
     # Columns are sent with every group, and few reward sources need them.
     by_columns = bool(reward_functions(config.reward)) or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
@@ -479,40 +419,29 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunct
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
     if listed := reward_list(urls or ""):
         terms = " + ".join(f"{part.weight:g} x {part.name}" for part in listed)
-        Console(highlight=False, soft_wrap=True).print(f"rewards: {terms}; {listed[0].name} says what is right")
+        say(f"rewards: {terms}; {listed[0].name} says what is right")
     elif verifier := named_verifier(config.reward):
-        Console(highlight=False, soft_wrap=True).print(
-            f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source"
-        )
+        say(f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source")
 
 
-def _check_config(config: PPOConfig, flag: str, path: str | None) -> None:
-    """Raise UserError if the run's settings cannot train a model."""
-    if path is not None:
-        model_config = Checkpoint(path, trust_remote_code=config.train.trust_remote_code).config
-        check_rope(model_config, model=f"--{flag} {path}")
-        check_heads(model_config, size=config.ds.ulysses_size, model=f"--{flag} {path}")
-
-
-def _check_value_model(config: PPOConfig, flag: str, path: str | None, *, policy: Checkpoint) -> None:
-    """Raise UserError if critic or reward model cannot read the policy's responses, or lacks weights.
+def _check_value_model(config: PPOConfig, flag: str, path: str, *, policy: Checkpoint) -> None:
+    """Raise UserError if critic or reward model cannot read the policy's responses, lacks weights or is too short.
 
     Args:
         flag: the flag of the model's path, without the dashes.
     """
-    if path is None or (path == policy.path and flag.startswith("critic.")):
-        return
-    own = Checkpoint(path, trust_remote_code=policy.trust_remote_code)
+    own, model = Checkpoint(path, trust_remote_code=policy.trust_remote_code), f"--{flag} {path}"
     if own.kit is not policy.kit:
         raise UserError(
-            f"--{flag} {path} has the architecture {own.kit.model_type}, and the policy {policy.kit.model_type}: it would "
+            f"{model} has the architecture {own.kit.model_type}, and the policy {policy.kit.model_type}: it would "
             "not understand the policy's tokens and images; take a model of the same kind"
         )
     if own.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UserError(f"--{flag} {path} has another vocabulary than the policy; take a model of the same kind")
+        raise UserError(f"{model} has another vocabulary than the policy; take a model of the same kind")
     check_weights(path)
     name = head_name(own.config, default=config.ds.value_head_prefix)
     stored_weight(path, name=name, config=own.config, required=flag.startswith("reward."))
+    check_lengths(config, own, model=model)
 
 
 def _start_ray(config: PPOConfig) -> None:
@@ -532,35 +461,3 @@ def _start_ray(config: PPOConfig) -> None:
             arguments |= {"num_gpus": needed, "num_cpus": max(os.cpu_count() or 1, needed)}
     quiet.done_loading()
     nodes.connect(**arguments)
-
-
-def _model_groups(config: PPOConfig) -> dict[str, int]:
-    """Return, by flag, how many consecutive ranks of a model should be on one node."""
-    ds = config.ds
-    return {
-        "--ds.tensor_parallel_size": ds.tensor_parallel_size,
-        "--ds.ulysses_size": ds.ulysses_size,
-        "--ds.zpg": ds.zpg,
-    }
-
-
-def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[WorkerGroup | None, WorkerGroup | None]:
-    """Return the workers of critic and reward model, on the policy's GPUs, on shared GPUs or on GPUs of their own."""
-    if config.train.colocate_critic_reward:
-        shared = reserve(config.critic.gpus, together=_model_groups(config))
-    critic, reward = (
-        _group(config, worker, group, shared) if group.model_name_or_path else None
-        for worker, group in ((CriticWorker, config.critic), (RewardWorker, config.reward))
-    )
-    return critic, reward
-
-
-def _group(config: PPOConfig, worker: Any, size: PlacedModel, shared: Reservation | None) -> WorkerGroup:
-    return WorkerGroup(
-        size.nodes,
-        size.gpus_per_node,
-        worker,
-        pg=shared or reserve(size.gpus, together=_model_groups(config)),
-        num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
-        duplicate_actors=config.ds.tensor_parallel_size * config.ds.ulysses_size,
-    )

@@ -1,13 +1,13 @@
 """Rewards of responses: verifiers in process and over HTTP, user functions, reward models and their service.
 
-This module holds what all of them share: a response with its row, and weights of reward parts.
+This module holds what all of them share: a response with its row, what gives it a reward, and weights of its parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Protocol, TypeAlias, overload, runtime_checkable
 
 from PIL import Image
 
@@ -48,6 +48,51 @@ class ScoredResponse:
     """Of the prompt's images, as in its `EncodedPrompt`."""
     moment: Moment | None = None
     """None outside of a run."""
+
+
+class _Source(Protocol):
+    async def check_health(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class ResponseSource(_Source, Protocol):
+    """Scores one response as soon as it is available; raises an error if there is no reward, and never returns without one."""
+
+    async def reward(
+        self,
+        *,
+        query: str,
+        prompt: str,
+        label: str,
+        response: str | None = None,
+        further: Mapping[str, object] | None = None,
+    ) -> Score: ...
+
+
+@runtime_checkable
+class RowSource(_Source, Protocol):
+    """Scores one response, like a `ResponseSource`, given everything that is known about it."""
+
+    async def reward_of(self, item: ScoredResponse) -> Score: ...
+
+
+@runtime_checkable
+class GroupSource(_Source, Protocol):
+    """Scores all responses to a prompt at once, in their order."""
+
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
+
+
+Scorer: TypeAlias = ResponseSource | RowSource | GroupSource
+
+
+@runtime_checkable
+class RowChecker(Protocol):
+    """A source that does not accept every row."""
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Raise UserError for the first row that cannot be scored."""
 
 
 def made_up(row: Row, text: str, *, moment: Moment | None = None) -> ScoredResponse:

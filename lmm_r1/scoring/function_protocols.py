@@ -352,11 +352,12 @@ class VerlFunction(_NamedFunction):
 
     def _scored(self, item: ScoredResponse) -> Steps:
         row = item.row
+        judged = row.columns.get("reward_model")
         values = {
             **row.columns,
             "data_source": row.datasource,
             SOLUTION: item.response,
-            "ground_truth": _ground_truth(row),
+            "ground_truth": judged.get("ground_truth", row.answer) if isinstance(judged, Mapping) else row.answer,
             "extra_info": row.columns.get("extra_info"),
         }
         reply = yield from self._call(values)
@@ -371,9 +372,3 @@ class VerlFunction(_NamedFunction):
             raise self._unusable(error, reply, wanted="return a number, or a dict with one as `score`") from error
         del logs[_VERL_SCORE]
         return Score.of_reply(reward=reward, score=score, extra_logs=logs)
-
-
-def _ground_truth(row: Row) -> object:
-    """Return what verl's rows hold, which may be an object; the answer of other rows."""
-    judged = row.columns.get("reward_model")
-    return judged.get("ground_truth", row.answer) if isinstance(judged, Mapping) else row.answer

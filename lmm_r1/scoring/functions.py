@@ -153,7 +153,10 @@ def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
         )
     kind = getattr(module, "REWARD_TYPE", None)
     called = getattr(module, name)
-    return _protocol(called, function, name=name, calls_at_once=_calls_at_once(module, called, function), kind=kind)
+    stated = getattr(module, CALLS_AT_ONCE, getattr(called, CALLS_AT_ONCE, None))
+    if stated is not None and (not isinstance(stated, int) or stated < 1):
+        raise UserError(f"{function.told}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number, at least 1")
+    return _protocol(called, function, name=name, calls_at_once=stated, kind=kind)
 
 
 def _reward_functions(module: ModuleType) -> list[str]:
@@ -208,10 +211,3 @@ def _protocol(
     if kind is None:
         kind = SEQUENTIAL if parameters[:1] == (REWARD_INPUT,) else BATCH
     return EasyR1Function(called, name=name, settings=function, kind=kind)
-
-
-def _calls_at_once(module: ModuleType, called: Callable[..., Any], function: RewardFunction) -> int | None:
-    stated = getattr(module, CALLS_AT_ONCE, getattr(called, CALLS_AT_ONCE, None))
-    if stated is not None and (not isinstance(stated, int) or stated < 1):
-        raise UserError(f"{function.told}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number, at least 1")
-    return stated

@@ -73,7 +73,12 @@ class RewardModel:
         check_weights(path)
         self.processor = checkpoint.processor
         self._tokenizer = checkpoint.tokenizer
-        _check_head(checkpoint, value_head_prefix)
+        name = head_name(checkpoint.config, default=value_head_prefix)
+        try:
+            stored_weight(checkpoint.path, name=name, config=checkpoint.config, required=True)
+        except UserError as error:
+            # Flags that belong to a group in training have no prefix here.
+            raise UserError(str(error).replace("--ds.", "--")) from error
         settings = LoadSettings(
             attn_implementation="auto", param_dtype=dtype, trust_remote_code=trust_remote_code, max_len=max_len
         )
@@ -240,13 +245,3 @@ def plan_batches(lengths: Sequence[int], *, max_tokens: int, padded: bool) -> li
         batches[-1].append(index)
         used += cost
     return batches
-
-
-def _check_head(checkpoint: Checkpoint, prefix: str) -> None:
-    """Raise UserError for a checkpoint without a value head, before all of it is loaded."""
-    name = head_name(checkpoint.config, default=prefix)
-    try:
-        stored_weight(checkpoint.path, name=name, config=checkpoint.config, required=True)
-    except UserError as error:
-        # Flags that belong to a group in training have no prefix here.
-        raise UserError(str(error).replace("--ds.", "--")) from error

@@ -7,10 +7,10 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from typing_extensions import Self
 
@@ -30,7 +30,7 @@ from lmm_r1.data.images import encoded_image
 from lmm_r1.data.messages import Row, TextPart, images_of, to_json
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
-from lmm_r1.scoring import ScoredResponse
+from lmm_r1.scoring import ScoredResponse, Scorer
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from remote_rm.client import RewardClient
@@ -87,43 +87,6 @@ class VerifierScorer:
             self._started = False
 
 
-class _Source(Protocol):
-    async def check_health(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class ResponseSource(_Source, Protocol):
-    """Scores one response as soon as it is available; raises an error if there is no reward, and never returns without one."""
-
-    async def reward(
-        self,
-        *,
-        query: str,
-        prompt: str,
-        label: str,
-        response: str | None = None,
-        further: Mapping[str, object] | None = None,
-    ) -> Score: ...
-
-
-@runtime_checkable
-class RowSource(_Source, Protocol):
-    """Scores one response, like a `ResponseSource`, given everything that is known about it."""
-
-    async def reward_of(self, item: ScoredResponse) -> Score: ...
-
-
-@runtime_checkable
-class GroupSource(_Source, Protocol):
-    """Scores all responses to a prompt at once, in their order."""
-
-    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
-
-
-Scorer: TypeAlias = ResponseSource | RowSource | GroupSource
-
-
 def sum_of(listed: Sequence[ListedReward], scores: Sequence[Score]) -> Score:
     """Return the weighted sum of a response's scores; the first one says what is right.
 
@@ -164,14 +127,6 @@ class WeightedScorer:
     async def close(self) -> None:
         """End all workers and processes."""
         await asyncio.gather(*(source.close() for source in self._sources))
-
-
-@runtime_checkable
-class RowChecker(Protocol):
-    """A source that does not accept every row."""
-
-    def check_rows(self, rows: Sequence[Row]) -> None:
-        """Raise UserError for the first row that cannot be scored."""
 
 
 def make_scorer(reward: RewardConfig, *, given: GivenFunctions | None = None) -> Scorer:

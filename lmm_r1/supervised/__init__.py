@@ -21,10 +21,9 @@ from typing_extensions import Self
 from lmm_r1.config import DPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.config.run_rows import read_judged
 from lmm_r1.data.files import RowFile
-from lmm_r1.data.messages import ChangedFile
-from lmm_r1.data.preferences import PairFile, PreferenceRow
-from lmm_r1.data.reading import BadRows
-from lmm_r1.data.training_rows import KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
+from lmm_r1.data.messages import BadRows, ChangedFile, PreferenceRow
+from lmm_r1.data.preferences import PairFile
+from lmm_r1.data.training_rows import KeptRows, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting
@@ -66,24 +65,6 @@ class SampleEncoder(ABC):
 def passes(row: RowT) -> RowT:
     """Accept every row."""
     return row
-
-
-def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
-    """Return the rows of `--data.dataset`; raises UserError if they are too few for an update.
-
-    Args:
-        load: returns the rows of one dataset.
-    """
-    assert config.data.dataset is not None, "required by config.resolve"
-    paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
-    lists = [load(path) for path in paths]
-    rows = blend(lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
-    if len(rows) < config.train.batch_size:
-        raise UserError(
-            f"--data.dataset {config.data.dataset} gives {len(rows)} rows, fewer than "
-            f"--train.batch_size {config.train.batch_size}; lower it or add rows"
-        )
-    return KeptRows.blended(rows, lists)
 
 
 def judged_rows(

@@ -12,8 +12,7 @@ from typing_extensions import Self
 
 from lmm_r1.config import DPOConfig
 from lmm_r1.config.preferences import DPOModelConfig
-from lmm_r1.data.messages import Row, images_of
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow, Row, images_of
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit

@@ -21,6 +21,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import KeptRows, dataset_paths
 from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
+from lmm_r1.lifecycle.start import blended_rows
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised import (
@@ -28,7 +29,6 @@ from lmm_r1.supervised import (
     SampleEncoder,
     attempt,
     batch_indices,
-    blended_rows,
     check_left_out,
     passes,
     read_ahead,

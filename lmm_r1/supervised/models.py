@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu
-from lmm_r1.config import DPOConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, SupervisedConfig, model_path
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint
@@ -39,13 +39,6 @@ class SupervisedSession(Generic[ConfigT]):
     trackers: Trackers
     steps: int
     """Updates of the whole run, which the schedule of the learning rate covers."""
-
-
-def model_path(config: SupervisedConfig) -> str:
-    """Return the checkpoint that the run trains."""
-    path = config.model.model_name_or_path
-    assert path is not None, "required by config.resolve"
-    return path
 
 
 def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueModel) -> Any:

@@ -12,8 +12,7 @@ from typing_extensions import Self
 
 from lmm_r1 import cpu
 from lmm_r1.config import RMConfig
-from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow, Row
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.loading import trained_settings

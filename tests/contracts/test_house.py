@@ -106,6 +106,17 @@ def test_budgets_only_fall(tmp_path: Path):
     assert lowered == '[tool.house]\nmodules = 4  # 3\n[tool.house.room_lines]\n"a.b" = 40\n'
 
 
+def test_a_closure_counts_what_an_import_loads(tmp_path: Path):
+    closure_lines = runpy.run_path(str(ROOT / ".ci" / "budgets.py"))["closure_lines"]
+    step = "import lmm_r1.loss\nif TYPE_CHECKING:\n    import lmm_r1.far\ndef late():\n    import lmm_r1.far\n"
+    loss = "try:\n    from lmm_r1 import tool\nexcept ImportError:\n    pass\n"
+    files = {"rl/__init__": "#\n", "rl/step": step, "loss": loss, "tool": "x = 1\n" * 10, "far": "x = 1\n" * 100}
+    (tmp_path / "lmm_r1" / "rl").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / "lmm_r1" / f"{name}.py").write_text(text)
+    assert closure_lines(tmp_path, "lmm_r1.rl.step") == 1 + 5 + 4 + 10
+
+
 NOT_YET_RENAMED = {
     "Checkpoint",
     "ConvertConfig",

@@ -8,8 +8,7 @@ from helpers.conversations import clip, message, picture
 from helpers.conversations import row as row_of
 from helpers.tables import kits_with
 
-from lmm_r1.data.messages import ImagePart, Message, Row, VideoPart
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, Row, VideoPart
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint

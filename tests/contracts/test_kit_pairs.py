@@ -10,8 +10,7 @@ from helpers.tables import SOME, kits_with
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
-from lmm_r1.data.messages import Message
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import Message, PreferenceRow
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.supervised.dpo import PairSample, collate_pairs, encode_pair

@@ -18,8 +18,7 @@ from helpers.value_models import make_value_model
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SFTConfig, resolve
-from lmm_r1.data.messages import Message, Row
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import Message, PreferenceRow, Row
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
 from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.models.packed.sequence_parallel import bare

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from helpers.tables import frozen
 
+from lmm_r1.config.shared import FormatName
 from lmm_r1.data.files import read_records, read_row_file
-from lmm_r1.data.formats import FORMATS, PROMPT_ROWS, FormatName
+from lmm_r1.data.formats import FORMATS, PROMPT_ROWS
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, demonstration, describe, images_of
 from lmm_r1.data.reading import RowReading

@@ -15,7 +15,7 @@ from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import choices
-from lmm_r1.planning.choices import planned_ppo, planned_supervised, refuse_excess
+from lmm_r1.planning.choices import planned, refuse_excess
 from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, PlanImage, estimate
 from lmm_r1.planning.plan import WORKSPACE, Plan
 from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
@@ -62,7 +62,7 @@ def with_memory(monkeypatch: pytest.MonkeyPatch):
 
 def told(config: PPOConfig) -> tuple[PPOConfig, str]:
     text = io.StringIO()
-    return planned_ppo(config, console=Console(file=text, width=300)), text.getvalue()
+    return planned(config, console=Console(file=text, width=300)), text.getvalue()
 
 
 def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, with_memory, monkeypatch):
@@ -198,11 +198,11 @@ def test_a_supervised_run_is_checked_as_well(tiny_checkpoint, with_memory):
     config = resolve(dotted.replace(SFTConfig(), flags))
     text = io.StringIO()
     with_memory(8)
-    planned_supervised(config, console=Console(file=text, width=300), processes=1, per_machine=1)
+    planned(config, console=Console(file=text, width=300))
     assert "the longest sample has 2,048" in text.getvalue()
     with_memory(0.5)
     with pytest.raises(UserError, match="^the run cannot fit"):
-        planned_supervised(config, console=Console(quiet=True), processes=1, per_machine=1)
+        planned(config, console=Console(quiet=True))
 
 
 def test_a_run_on_pairs_is_planned_with_its_reference_and_two_samples_to_a_row(tiny_checkpoint):

@@ -16,7 +16,7 @@ from helpers.sessions import begun, run_of
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights, magnitude_of

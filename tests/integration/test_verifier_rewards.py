@@ -12,8 +12,8 @@ from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import trained_reading
-from lmm_r1.scoring import ScoredResponse
-from lmm_r1.scoring.sources import MOST_WORKERS, GroupSource, RowChecker, make_scorer
+from lmm_r1.scoring import GroupSource, RowChecker, ScoredResponse
+from lmm_r1.scoring.sources import MOST_WORKERS, make_scorer
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.slow

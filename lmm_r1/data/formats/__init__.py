@@ -1,32 +1,78 @@
 """The row formats by name, and detection of a file's format.
 
-A new format is a `RowFormat` in the registry, its name in `FormatName`, and a sample in `datasets/samples/`.
+A new format is a `RowFormat` in the registry, its name in `config.shared.FormatName`, and a sample in `datasets/samples/`.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic
 
 from lmm_r1.data.formats.chats import CHATS
-from lmm_r1.data.formats.judged import RESPONSES
+from lmm_r1.data.formats.judged import PREFERENCES, RESPONSES
 from lmm_r1.data.formats.problems import PROBLEMS
-from lmm_r1.data.formats.row_format import FormatSet, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import ColumnNames, Fields, RowFields, RowFormat
+from lmm_r1.errors import UserError
 
-FormatName: TypeAlias = Literal[
-    "lmm_r1",
-    "easyr1",
-    "r1_v",
-    "r1_vlm",
-    "mini_o3",
-    "mini_o3_cold_start",
-    "sharegpt",
-    "llava",
-    "vlmeval",
-    "verl",
-    "flat",
-    "pairs",
-    "preference",
-]
+
+@dataclass(frozen=True, kw_only=True)
+class FormatSet(Generic[Fields]):
+    """The formats of one kind of rows."""
+
+    formats: tuple[RowFormat[Fields], ...]
+    own: RowFormat[Fields]
+    """The format of files that fit none, and of files whose columns the user named."""
+    refused: tuple[frozenset[str], ...] = ()
+    """Sets of columns by which a file also holds undesirable responses."""
+    keys: tuple[str, ...] = ()
+    """The flags that name columns, for the error about a file that fits no format; without them it is read as `own`."""
+
+    def find(self, columns: Iterable[str], *, file: str, named: ColumnNames | None = None) -> RowFormat[Fields]:
+        """Return the format of a file with these columns.
+
+        Args:
+            named: the columns that the user named; that of the answer indicates no format.
+
+        Raises:
+            UserError: several formats fit, one of another kind, or none.
+        """
+        names, named = set(columns), named or ColumnNames()
+        choose = named.flag("format")
+        for columns in self.refused:
+            if columns <= names - {named.answer}:
+                raise UserError(
+                    f"{file}: by its columns {', '.join(sorted(columns))} it also holds undesirable responses; leave these "
+                    f"rows out, and choose how to read the others with {choose}"
+                )
+        fitting = self._fitting(names)
+        if not fitting and named.answer is not None and names & {named.answer, named.answer.partition(".")[0]}:
+            fitting = self._fitting(names | {"answer"})
+        if len(fitting) > 1:
+            choices = " and ".join(f"{row_format.name} ({row_format.wants})" for row_format in fitting)
+            raise UserError(f"{file}: its columns fit the row formats {choices}; choose one with {choose}")
+        if not fitting and self.keys and names.isdisjoint(self.own.needs[0]):
+            shapes = "; ".join(f"{row_format.name} ({row_format.wants})" for row_format in self.formats)
+            raise UserError(
+                f"{file}: its columns ({', '.join(sorted(names)) or 'none'}) are those of no known row format. Name the "
+                f"columns with {', '.join(map(named.flag, self.keys))}, or rename them. The formats and their columns: {shapes}"
+            )
+        return fitting[0] if fitting else self.own
+
+    def _fitting(self, names: set[str]) -> list[RowFormat[Fields]]:
+        fitting = [row_format for row_format in self.formats if row_format.fits(names)]
+        return [row_format for row_format in fitting if not row_format.general] or fitting
+
+    def named(self, name: str, *, file: str, names: ColumnNames | None = None) -> RowFormat[Fields]:
+        """Return the format of this name; raises UserError if this kind of rows does not come in it."""
+        for row_format in self.formats:
+            if row_format.name == name:
+                return row_format
+        known = ", ".join(row_format.name for row_format in self.formats)
+        raise UserError(
+            f"{file}: {(names or ColumnNames()).flag('format')} {name} is for another kind of rows; the formats for this one are {known}"
+        )
+
 
 FORMATS: dict[str, RowFormat[RowFields]] = {
     row_format.name: row_format for row_format in (*CHATS, *PROBLEMS, *RESPONSES)
@@ -38,3 +84,5 @@ _KEYS = ("input_key", "label_key", "image_key")
 _VERDICTS = (frozenset(("prompt", "completion", "label")), frozenset(("kto_tag",)))
 PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, refused=_VERDICTS, keys=_KEYS)
 """Rows that RL samples from and SFT trains on."""
+PREFERENCE_ROWS = FormatSet(formats=PREFERENCES, own=PREFERENCES[0])
+"""Rows that DPO and reward models train on."""

@@ -34,7 +34,6 @@ from lmm_r1.data.formats.row_format import (
     NOTHING,
     Column,
     Columns,
-    FormatSet,
     PairFields,
     RowFields,
     RowFormat,
@@ -262,28 +261,23 @@ def _rating(aspect: Any) -> float | None:
     return rating if math.isfinite(rating) else None
 
 
-_PREFERENCE = RowFormat(name="preference", source="preferences", needs=(("chosen",), ("rejected",)), adapt=_pair)
-PREFERENCE_ROWS = FormatSet(
-    formats=(
-        _PREFERENCE,
-        RowFormat(
-            name="rlhf_v",
-            source="RLHF-V",
-            needs=(("text",), ("ds_name", "origin_dataset", "origin_split"), ("image", "images", "image_path")),
-            without=("chosen", "rejected"),
-            adapt=_rlhf_v,
-        ),
-        RowFormat(
-            name="vlfeedback",
-            source="VLFeedback",
-            needs=(("prompt",), ("completions",)),
-            without=("chosen", "rejected", "labels"),
-            adapt=_vlfeedback,
-        ),
+PREFERENCES = (
+    RowFormat(name="preference", source="preferences", needs=(("chosen",), ("rejected",)), adapt=_pair),
+    RowFormat(
+        name="rlhf_v",
+        source="RLHF-V",
+        needs=(("text",), ("ds_name", "origin_dataset", "origin_split"), ("image", "images", "image_path")),
+        without=("chosen", "rejected"),
+        adapt=_rlhf_v,
     ),
-    own=_PREFERENCE,
+    RowFormat(
+        name="vlfeedback",
+        source="VLFeedback",
+        needs=(("prompt",), ("completions",)),
+        without=("chosen", "rejected", "labels"),
+        adapt=_vlfeedback,
+    ),
 )
-"""Rows that DPO and reward models train on."""
 
 
 def _pairs(columns: Columns) -> RowFields:

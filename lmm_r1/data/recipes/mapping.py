@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.files import Record
-from lmm_r1.data.formats.judged import PREFERENCE_ROWS
+from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import listed
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.media_access import media_roots
-from lmm_r1.data.messages import Row, images_of, kind_of
-from lmm_r1.data.preferences import PreferenceRow, read_pair
+from lmm_r1.data.messages import PreferenceRow, Row, images_of, kind_of
+from lmm_r1.data.preferences import read_pair
 from lmm_r1.data.recipes.recipe import CHOICES_FIELD, LETTERS, Recipe, RecordView, template_fields
 from lmm_r1.data.recipes.sources import MediaFiles
 from lmm_r1.data.row_parser import parse_row

@@ -18,9 +18,19 @@ from pathlib import Path
 
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
 from lmm_r1.data.images import fetched, load_image
-from lmm_r1.data.messages import ImagePart, Message, Part, Row, StoredBytes, decode_base64, kind_of, open_image
-from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.data.reading import SkippedRow, read_skipped
+from lmm_r1.data.messages import (
+    ImagePart,
+    Message,
+    Part,
+    PreferenceRow,
+    Row,
+    SkippedRow,
+    StoredBytes,
+    decode_base64,
+    kind_of,
+    open_image,
+)
+from lmm_r1.data.reading import read_skipped
 from lmm_r1.data.recipes.mapping import map_preference, map_record
 from lmm_r1.data.recipes.recipe import Recipe, RecordView
 from lmm_r1.data.recipes.sources import (

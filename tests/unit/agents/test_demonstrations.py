@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from helpers.episodes import answers_of, coordinates_image, image_row, play_episode, row_of, texts_of
 
-from lmm_r1.agents.environment import DoubleCheck, demonstration_of
+from lmm_r1.agents.double_check import DoubleCheck
+from lmm_r1.agents.environment import demonstration_of
 from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError

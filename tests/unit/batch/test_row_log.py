@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmm_r1.batch import RowLog
-from lmm_r1.data.reading import SkippedRow
+from lmm_r1.data.messages import SkippedRow
 from lmm_r1.errors import UserError
 
 SETTINGS = {"model": "m", "temperature": 0.0, "stop": ("a",)}

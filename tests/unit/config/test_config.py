@@ -11,7 +11,7 @@ from helpers.tables import frozen, table
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import help_of, parse
 from lmm_r1.config import KDConfig, PPOConfig, SFTConfig, resolve, to_yaml, unplanned
-from lmm_r1.config.shared import row_reading
+from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.reading import shipped_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args

@@ -9,7 +9,8 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.evaluate import EvaluateConfig, check
 from lmm_r1.config.generation import BatchConfig
-from lmm_r1.config.shared import RowsConfig, refuse_row_flags, row_reading
+from lmm_r1.config.run_rows import row_reading
+from lmm_r1.config.shared import RowsConfig, refuse_row_flags
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.media_access import VARIABLES, MediaLimits, limits_environment, media_limits
 from lmm_r1.data.reading import AS_THEY_ARE, shipped_prompt

@@ -9,7 +9,8 @@ from helpers.commands import QUESTION, TWO_ANSWERS, write_rows
 from helpers.tables import frozen
 
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.reading import MAX_LISTED, SkippedRow, good_rows, reasons
+from lmm_r1.data.messages import SkippedRow
+from lmm_r1.data.reading import MAX_LISTED, good_rows, reasons
 from lmm_r1.data.training_rows import KeptRows, LeftOutRow, check_prompt, with_left_out
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.records.run_folder import RunFolder

@@ -13,7 +13,7 @@ from PIL import Image
 
 from lmm_r1.cli.check_data import main as check_data
 from lmm_r1.config.file_commands import CheckDataConfig
-from lmm_r1.config.shared import row_reading
+from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.messages import ImagePart, Row, images_of

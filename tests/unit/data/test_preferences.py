@@ -17,8 +17,8 @@ from lmm_r1.batch.inputs import select
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Message, StoredBytes, TextPart
-from lmm_r1.data.preferences import PreferenceRow, read_pairs
+from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, StoredBytes, TextPart
+from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.run_folders import judged_rows
 
-from lmm_r1.data.reading import SkippedRow
+from lmm_r1.data.messages import SkippedRow
 from lmm_r1.evaluation import measurement
 from lmm_r1.evaluation.board import MeasuredFile
 from lmm_r1.evaluation.measurement import Measured

@@ -11,8 +11,7 @@ from helpers.conversations import message, picture, row
 from helpers.run_folders import PageText, judged, judged_rows
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, VideoPart
-from lmm_r1.data.reading import SkippedRow
+from lmm_r1.data.messages import ImagePart, SkippedRow, VideoPart
 from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile, board_record, build_board
 from lmm_r1.evaluation.page import build_page
 from lmm_r1.evaluation.terminal import print_board

@@ -8,8 +8,7 @@ from helpers.sessions import configured
 from PIL import Image
 
 from lmm_r1.config import DPOConfig, SFTConfig
-from lmm_r1.data.messages import ImagePart, images_of
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import ImagePart, PreferenceRow, images_of
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, encode_row, outlined_row
 from lmm_r1.supervised.dpo import PairEncoder

@@ -15,7 +15,9 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.restarts import Restarts, loss
+from lmm_r1.lifecycle.start import Frame
 from lmm_r1.lifecycle.stopping import Progress, StopRequests
+from lmm_r1.records import tracker_backends
 from lmm_r1.records.run_folder import RESTARTS_FILE, RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl import run as rl_run
@@ -237,23 +239,21 @@ def test_workers_that_a_stop_took_along_start_nothing_again(make):
 def test_a_later_session_takes_up_what_the_one_before_has_saved(make, tmp_path, monkeypatch):
     given: list[tuple[bool, bool]] = []
     run = make(3)
-    config = dotted.replace(PPOConfig(), {"ckpt.load_enable": False, "ckpt.output_dir": str(tmp_path)})
-    stage = rl_run._Stage(
-        config=config, policy=None, rows=[], eval_rows=[], max_images=0, folder=run.folder, reward=None
-    )
+    settings = {"ckpt.load_enable": False, "ckpt.output_dir": str(tmp_path), "logger.trackers": ("tensorboard",)}
+    config = dotted.replace(PPOConfig(), settings)
+    frame = Frame(config=config, folder=run.folder, processes=None, stops=run.stops, resumed=False)
 
     def open_trackers(config: PPOConfig, *, folder: Path, resumed: bool) -> Trackers:
         given.append((config.ckpt.load_enable, resumed))
         return Trackers()
 
-    def train(stage: rl_run._Stage, restarts: Restarts, trackers: Trackers) -> None:
+    def train(frame: Frame, restarts: Restarts, trackers: Trackers) -> None:
         # The first ends before it has saved anything, the second afterwards.
         if len(given) == 2:
             (tmp_path / "checkpoints" / "_actor").mkdir(parents=True)
         if len(given) < 3:
             raise died(f"Worker{len(given)}")
 
-    monkeypatch.setattr(rl_run, "open_trackers", open_trackers)
-    monkeypatch.setattr(rl_run, "_train", train)
-    run.run(lambda: rl_run._session(stage, run, resumed=False))
+    monkeypatch.setattr(tracker_backends, "open_trackers", open_trackers)
+    run.run(lambda: rl_run._session(frame, run, train))
     assert given == [(False, False), (True, False), (True, True)]

@@ -9,11 +9,13 @@ from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.rl.run import shared_paths
 
 
-def test_models_reward_function_a_file_per_folder_of_media_and_the_runs_own_folders(tmp_path):
+def test_models_the_users_files_one_per_folder_of_media_and_the_runs_own_folders(tmp_path):
     settings = {
         "actor.model_name_or_path": str(tmp_path),
         "critic.model_name_or_path": "someone/on-the-hub",
-        "reward.remote_url": "reward.py",
+        "reward.remote_url": "reward.py:main",
+        "actor.policy_loss_type": "loss.py:clip",
+        "train.agent_func_path": "agents/a.py",
         "ckpt.output_dir": "runs/a",
     }
     rows = [
@@ -25,6 +27,8 @@ def test_models_reward_function_a_file_per_folder_of_media_and_the_runs_own_fold
     assert found == [
         SharedPath(flag="--actor.model_name_or_path", path=str(tmp_path)),
         SharedPath(flag="--reward.remote_url", path="reward.py"),
+        SharedPath(flag="--actor.policy_loss_type", path="loss.py"),
+        SharedPath(flag="--train.agent_func_path", path="agents/a.py"),
         SharedPath(flag="--data.prompt_dataset", path="/data/a/2.png"),
         SharedPath(flag="--data.prompt_dataset", path="/data/b/2.png"),
         SharedPath(flag="--eval.dataset", path="/frames/1.png"),
@@ -34,10 +38,3 @@ def test_models_reward_function_a_file_per_folder_of_media_and_the_runs_own_fold
     ]
     without = dotted.replace(PPOConfig(), {"ckpt.disable_ds": True, "reward.remote_url": "http://a/r,http://b/r"})
     assert [shared.flag for shared in shared_paths(without, rows=[], eval_rows=[])] == ["--ckpt.output_dir"]
-
-
-def test_an_agents_file_is_read_by_every_engine():
-    config = dotted.replace(PPOConfig(), {"train.agent_func_path": "agents/a.py", "ckpt.disable_ds": True})
-    assert SharedPath(flag="--train.agent_func_path", path="agents/a.py") in shared_paths(
-        config, rows=[], eval_rows=[]
-    )

@@ -16,8 +16,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings
-from lmm_r1.scoring import Moment, ScoredResponse
-from lmm_r1.scoring.sources import GroupSource, make_scorer
+from lmm_r1.scoring import GroupSource, Moment, ScoredResponse
+from lmm_r1.scoring.sources import make_scorer
 
 ROW = row(message("user", "1+1?"), answer="2")
 BATCH = [ScoredResponse(row=ROW, prompt="p", query=f"q{text}", response=text, num_tokens=2) for text in ("2", "3")]

@@ -15,8 +15,8 @@ from lmm_r1.config.checks import _check_reward_source
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
-from lmm_r1.scoring import Moment, ScoredResponse
-from lmm_r1.scoring.sources import RowClient, RowSource, make_scorer
+from lmm_r1.scoring import Moment, RowSource, ScoredResponse
+from lmm_r1.scoring.sources import RowClient, make_scorer
 from remote_rm.client import RewardClient
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app

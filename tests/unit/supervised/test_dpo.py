@@ -21,7 +21,7 @@ from helpers.sessions import (
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.supervised import models
 from lmm_r1.supervised.dpo import DPORun, PairBatch, PairEncoder, PairSample, collate_pairs

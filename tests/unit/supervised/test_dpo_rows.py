@@ -6,8 +6,7 @@ from helpers.sessions import configured
 from PIL import Image
 
 from lmm_r1.config import DPOConfig
-from lmm_r1.data.messages import TextPart, images_of
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow, TextPart, images_of
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.supervised.dpo import DPORun

@@ -4,8 +4,7 @@ import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message
 
-from lmm_r1.data.messages import Message
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import Message, PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.supervised import read_ahead
 from lmm_r1.supervised.dpo import PairEncoder, PairSample, collate_pairs, encode_pair

@@ -11,7 +11,7 @@ from helpers.sessions import AccumulatingStrategy, configured, session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import RMConfig
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards
 
