@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import yaml
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.hugging_face import MARKS_OF_GRPO, TRL
-from lmm_r1.migrate.launches import REFUSAL, Launch, find_launch
-from lmm_r1.migrate.openrlhf import dotted_table
-from lmm_r1.migrate.shell import Script
-from lmm_r1.migrate.shell_values import as_shown, unknowns
+from lmm_r1.migrate.openrlhf import TABLES, dotted_table
+from lmm_r1.migrate.r1_v import R1_V
+from lmm_r1.migrate.shell import INSTEAD, CommandLine, Script
 from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, differs, lacks, put
-from lmm_r1.migrate.verl import VERL
+from lmm_r1.migrate.verl import VERL, VERL_SFT
 
-YAML_SUFFIXES = (".yaml", ".yml")
 KEY_FLAG = "use_wandb"
 # With a zero in front it is a name: a date, the number of a run.
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)")
@@ -34,6 +32,34 @@ _TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 _ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
+_SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "conda")
+"""Commands that do not start their words."""
+_LAUNCHERS: Mapping[re.Pattern[str], Mapping[str, Table]] = {
+    re.compile(r"openrlhf\.cli\.(\w+)|(?:.*/)?(train_(?:ppo_ray|ppo|sft|dpo|rm|kd))\.py"): TABLES,
+    re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py"): {
+        **dict.fromkeys(("main_ppo", "main_dapo", "main_ppo_sync"), VERL),
+        **dict.fromkeys(("fsdp_sft_trainer", "sft_trainer"), VERL_SFT),
+        "main": EASYR1,
+    },
+    # R1-V and its relatives have their trainer in a package of this name.
+    re.compile(r"(?:.*/)?open_r1[./](grpo|sft)\w*?(?:\.py)?()"): R1_V,
+}
+_KNOWN = (
+    "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo) or R1-V "
+    "(torchrun src/open_r1/grpo.py)"
+)
+_SERVER = re.compile(r"(?:openrlhf\.models\.)?remote_rm\.(\w+)|(?:.*/)?remote_rm/(\w+)\.py")
+
+
+class Launch(NamedTuple):
+    """A command that trains."""
+
+    table: Table
+    words: tuple[str, ...]
+    """Its arguments."""
+    line: int
+    launcher: tuple[str, ...] = ()
+    """The words before it: torchrun and its flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +74,7 @@ class RunOfAnother:
     """Names of settings in the file that differ from the table's."""
     why_open: Mapping[str, str] = field(default_factory=dict)
     """Why variables in values have no value, by how the script writes them."""
-    remarks: tuple[Note, ...] = ()
+    remarks: Sequence[Note] = ()
     """What the user should know of how the file was read."""
 
 
@@ -62,20 +88,66 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
         UserError: the file is missing, or holds something that cannot be read, named by its line.
     """
     text = _read(path)
-    if path.suffix in YAML_SUFFIXES:
+    if path.suffix in (".yaml", ".yml"):
         tree = _mapping(text, path=path)
-        return _of_tree(tree, overrides, path=path, line=0, table=_table_of(tree, path=path))
+        return _of_tree(tree, overrides, Launch(_table_of(tree, path=path), (), 0), path=path)
     named = [override.partition("=") for override in overrides]
-    variables = {name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
-    script = Script(text, path=path, given=variables)
-    launch = find_launch(script, path=path)
+    script = Script(text, path=path, given={name: value for name, _, value in named if _VARIABLE.fullmatch(name)})
+    remarks: list[Note] = []
+    launch = _find_launch(script, path=path, remarks=remarks)
     settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
-    read = _of_settings if launch.takes_settings else _of_flags
-    run = read(launch, settings, path=path)
-    remarks = [differs(str(path), remark) for remark in launch.remarks]
-    remarks += [lacks(words, why) for words, why in script.left_out.items()]
-    values = {name: _changed(value, as_shown) for name, value in run.values.items()}
-    return replace(run, values=values, why_open=script.why, remarks=(*run.remarks, *remarks))
+    # Of the arguments, whether they are `key=value`.
+    read = _of_settings if launch.table in (VERL, EASYR1, VERL_SFT) else _of_flags
+    return read(launch, settings, path=path, script=script, remarks=remarks)
+
+
+def _find_launch(script: Script, *, path: Path, remarks: list[Note]) -> Launch:
+    """Return the first command that trains; raises UserError if there is none outside of loops and conditions."""
+    launches = []
+    for command in script.commands:
+        for word in command.words if PurePosixPath(command.words[0]).name not in _SHOWN_ONLY else ():
+            if match := _SERVER.fullmatch(word):
+                text = (
+                    f"line {command.line} starts a server of rewards, which reads the answers itself: start `lmm-r1 "
+                    f"serve_verifier {(match[1] or match[2]).removesuffix('_verifier')}` first, and name the column of "
+                    "the answers with --data.label_key"
+                )
+                remarks.append(differs(str(path), text))
+        launches += [launch] if (launch := _launch_of(command)) else []
+    if not launches:
+        for command, block in script.in_blocks:
+            if _launch_of(command):
+                raise UserError(
+                    f"{path}:{command.line}: the command that trains is in {block}, which is not read; {INSTEAD}"
+                )
+        raise UserError(
+            f"{path}: no command in it trains with {_KNOWN}; give the script that has one, or the settings to our "
+            "command as flags or YAML, which names ours"
+        )
+    launch, *others = launches
+    for line in script.broken:
+        text = f"line {line}: a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
+        remarks.append(differs(str(path), text))
+    for line, what in [*script.blocks.items(), *((other.line, "another command that trains") for other in others)]:
+        remarks.append(
+            lacks(f"line {line}", f"{what}, which is not read: give what it sets as NAME=VALUE after the file")
+        )
+    return launch
+
+
+def _launch_of(command: CommandLine) -> Launch | None:
+    if PurePosixPath(command.words[0]).name in _SHOWN_ONLY:
+        return None
+    for place, word in enumerate(command.words):
+        for launcher, tables in _LAUNCHERS.items():
+            if match := launcher.fullmatch(word):
+                name = match[1] or match[2]
+                # Recipes have their own entry points around the same settings.
+                table = VERL if word.startswith("recipe.") and name.startswith("main_") else tables.get(name)
+                return (
+                    Launch(table, command.words[place + 1 :], command.line, command.words[:place]) if table else None
+                )
+    return None
 
 
 def _changed(value: object, change: Callable[[str], object]) -> object:
@@ -117,25 +189,17 @@ def _mapping(text: str, *, path: Path) -> dict[str, object]:
     return tree
 
 
-_REFUSED = {
-    "LLaMA-Factory": {"stage", "finetuning_type", "infer_backend", "export_dir"},
-    "ms-swift": {"train_type", "tuner_type", "rlhf_type"},
-}
-
-
 def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
-    for name, foreign in _REFUSED.items():
-        if tree.keys() & foreign:
-            raise UserError(f"{path}: {REFUSAL.format(name)}")
     if "actor_rollout_ref" in tree:
         return VERL
     if tree.keys() & {"worker", "algorithm", "trainer"}:
         return EASYR1
-    if tree.keys() & {"dataset_name", "model_name_or_path"}:
-        return TRL["grpo" if tree.keys() & set(MARKS_OF_GRPO) else "sft"]
+    if "dataset_name" in tree:
+        return R1_V["sft"]
     raise UserError(
-        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref) or TRL "
-        f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}"
+        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref) or R1-V "
+        f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}; give other settings to our command as flags or "
+        "YAML, which names ours"
     )
 
 
@@ -154,11 +218,11 @@ def _found(config: Path, *, script: Path) -> Path | None:
     return next((folder / config for folder in folders if (folder / config).is_file()), None)
 
 
-def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
+def _of_settings(
+    launch: Launch, overrides: Sequence[str], *, path: Path, script: Script, remarks: list[Note]
+) -> RunOfAnother:
     """Return the run of a command whose arguments are `key=value`."""
-    line, table = launch.line, launch.table
-    groups = {*table.by_name, *table.names}
-    remarks: list[Note] = []
+    groups = {*launch.table.by_name, *launch.table.names}
     tree: dict[str, object] = {}
     settings: list[str] = []
     hydra: dict[str, str] = {}
@@ -166,25 +230,28 @@ def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> Run
     for word in words:
         name, equals, value = word.partition("=")
         if name == "config" and equals:
-            tree = _base(Path(as_shown(value)), script=path, line=line)
+            tree = _base(Path(value), script=path, line=launch.line)
         elif name in _HYDRA:
-            hydra[name] = as_shown(value if equals else next(words, ""))
+            hydra[name] = value if equals else next(words, "")
         elif equals and "." not in name and any(known.startswith(f"{name}.") for known in groups):
             remarks.append(lacks(word, "it selects a file of defaults, which is not read"))
         elif name.startswith("~"):
             remarks.append(lacks(word, "it removes a setting; leave that out of the result"))
-        elif not equals and unknowns(word):
-            remarks.append(lacks(as_shown(word), "the variable has no value; nothing is added"))
+        elif not equals and word[0] in "$`":
+            remarks.append(_without_value(word, script))
         else:
             settings.append(word)
     if hydra:
-        tree, said = _named_config(hydra, script=path, line=line)
+        tree, said = _named_config(hydra, script=path, line=launch.line)
         remarks += said
-        if said and table is VERL and not any(_TURNS in setting for setting in settings):
+        if said and launch.table is VERL and not any(_TURNS in setting for setting in settings):
             # The files of verl's examples with tools do little but switch turns on.
             settings += [f"{_TURNS}=true"] if any(part in word for word in settings for part in _ANSWERERS) else []
-    run = _of_tree(tree, [*settings, *overrides], path=path, line=line, table=table)
-    return replace(run, remarks=tuple(remarks))
+    return _of_tree(tree, [*settings, *overrides], launch, path=path, why_open=script.why_open, remarks=remarks)
+
+
+def _without_value(word: str, script: Script) -> Note:
+    return lacks(word, f"{script.why_open.get(word, 'it has no value')}; add what it stands for to the command")
 
 
 def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple[dict[str, object], list[Note]]:
@@ -197,19 +264,30 @@ def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple
     return {}, [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
 
 
-def _of_tree(tree: dict[str, object], words: Sequence[str], *, path: Path, line: int, table: Table) -> RunOfAnother:
+def _of_tree(
+    tree: dict[str, object],
+    words: Sequence[str],
+    launch: Launch,
+    *,
+    path: Path,
+    why_open: Mapping[str, str] | None = None,
+    remarks: Sequence[Note] = (),
+) -> RunOfAnother:
+    table = launch.table
     for word in words:
         name, equals, text = word.partition("=")
-        where = f"{path}:{line}" if line else word
+        where = f"{path}:{launch.line}" if launch.line else word
         if not equals:
-            raise UserError(f"{where}: {as_shown(word)} is not a setting such as trainer.nnodes=1; correct it")
+            raise UserError(f"{where}: {word} is not a setting such as trainer.nnodes=1; correct it")
         put(tree, name.lstrip("+"), _value(text, name=name, where=where), where=where)
     given = dict(_flat(tree, {*table.by_name, *table.names}, prefix=""))
     values = {table.names.get(name, name): value for name, value in given.items()}
     # Earlier names are shown only if they are given.
     shown = {new: old for old, new in table.names.items() if table is VERL and new not in given}
     shown |= {new: old for old, new in table.names.items() if old in given}
-    return RunOfAnother(source=str(path), table=table, values=values, shown=shown)
+    return RunOfAnother(
+        source=str(path), table=table, values=values, shown=shown, why_open=why_open or {}, remarks=remarks
+    )
 
 
 def _value(text: str, *, name: str, where: str) -> object:
@@ -223,12 +301,12 @@ def _value(text: str, *, name: str, where: str) -> object:
     def restored(text: str) -> str:
         return _STAND_IN.sub(lambda match: found[int(match[1])], text)
 
-    plain = TO_FILL_IN.sub(kept, as_shown(text))
+    plain = TO_FILL_IN.sub(kept, text)
     try:
         return _changed(yaml.load(plain, Loader=_Loader), restored)
     except yaml.YAMLError as error:
         if plain.startswith(("[", "{")):
-            raise UserError(f"{where}: the value of {name} is not valid YAML: {as_shown(text)}; correct it") from error
+            raise UserError(f"{where}: the value of {name} is not valid YAML: {text}; correct it") from error
         return restored(plain)
 
 
@@ -241,7 +319,9 @@ def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Itera
             yield name, value
 
 
-def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
+def _of_flags(
+    launch: Launch, overrides: Sequence[str], *, path: Path, script: Script, remarks: list[Note]
+) -> RunOfAnother:
     """Return the run of a command whose arguments are flags."""
     table = launch.table
     openrlhf = table.system.startswith("OpenRLHF")
@@ -252,12 +332,16 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
             flag, equals, text = word[2:].partition("=")
             name = flag.replace("-", "_")
             values[name] = _scalar(text, switches=not openrlhf) if equals else True
+        elif word[:1] in ("$", "`") and ("[" in word or not name or values[name] is not True):
+            remarks.append(_without_value(word, script))
         elif name:
-            values[name] = _with(values[name], _scalar(word, switches=not openrlhf))
-        elif not unknowns(word):
-            raise UserError(f"{path}:{launch.line}: {as_shown(word)} belongs to no flag; correct the command")
+            # Without a value a flag is a switch, several values are a list.
+            before, value = values[name], _scalar(word, switches=not openrlhf)
+            values[name] = value if before is True else [*(before if isinstance(before, list) else [before]), value]
+        else:
+            raise UserError(f"{path}:{launch.line}: {word} belongs to no flag; correct the command")
     if not openrlhf and isinstance(config := values.pop("config", None), str):
-        values = {**_base(Path(as_shown(config)), script=path, line=launch.line), **values}
+        values = {**_base(Path(config), script=path, line=launch.line), **values}
     if openrlhf and any("." in name for name in values):
         table = dotted_table(table.command)
     for override in overrides:
@@ -268,7 +352,9 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
         values[KEY_FLAG] = True
     named = {table.names.get(key, key): value for key, value in values.items()}
     shown = {new: old for old, new in table.names.items() if old in values}
-    return RunOfAnother(source=str(path), table=table, values=named, shown=shown)
+    return RunOfAnother(
+        source=str(path), table=table, values=named, shown=shown, why_open=script.why_open, remarks=remarks
+    )
 
 
 def _launched(launch: Launch) -> Iterator[tuple[str, object]]:
@@ -280,13 +366,6 @@ def _launched(launch: Launch) -> Iterator[tuple[str, object]]:
             yield "nproc_per_node", int(value)
         elif value.isdecimal() and _MACHINES.fullmatch(name):
             yield "nnodes", int(value)
-
-
-def _with(before: object, value: object) -> object:
-    """Return a flag's value with one more: without a value it is a switch, several values are a list."""
-    if before is True:
-        return value
-    return [*before, value] if isinstance(before, list) else [before, value]
 
 
 def _scalar(text: str, *, switches: bool) -> object:

@@ -150,11 +150,6 @@ derived = functools.partial(Note, "derived")
 """Notes of each kind: on a setting, on one that means something else here, on flags made of several settings."""
 
 
-def idle(given: Given, text: str, *subjects: str) -> Results:
-    """Yield a note on each of the settings that the run gives, all of which have no use."""
-    yield from (lacks(subject, text) for subject in subjects if given.has(subject))
-
-
 def trackers(given: Given, setting: str, *silent: str) -> Results:
     """Yield the trackers of a setting, and notes on those that are not here and not silent."""
     names = [str(name) for name in listed(given[setting])]
@@ -162,6 +157,15 @@ def trackers(given: Given, setting: str, *silent: str) -> Results:
     for name in names:
         if name not in (*TRACKERS, *silent):
             yield lacks(setting, f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
+
+
+def checkpoints_kept(given: Given, limit: str, only_model: str) -> Results:
+    """Yield how many checkpoints are kept, without a limit or with a negative one all, and in which form."""
+    most = -1 if given[limit] is None else given.whole(limit)
+    yield Flag("ckpt.max_num", KEEP_ALL if most < 0 else most)
+    if given.switch(only_model):
+        yield Flag("ckpt.save_hf", True)
+        yield differs(only_model, "each checkpoint has the model, and what a stopped run resumes from")
 
 
 def listed(value: object) -> Sequence[object]:
@@ -227,15 +231,19 @@ class Given:
         self._values = values
         self._settings = table.by_name
         self._prefix = table.prefix
+        self.read: set[str] = set()
+        """Names of the settings that rules have read."""
 
     def __getitem__(self, name: str) -> object:
+        self.read.add(name)
         if name in self._values:
             return self._values[name]
         default = self._settings[name].default
         return None if default is OURS else default
 
     def has(self, name: str) -> bool:
-        """Return whether the run gives a value."""
+        """Return whether the run gives a value; this counts as reading it."""
+        self.read.add(name)
         return name in self._values
 
     def number(self, name: str) -> float:
@@ -316,16 +324,16 @@ def convert(
     theirs: dict[str, object] = {}
     notes: list[Note] = []
     for setting in table.settings:
-        value = given[setting.name]
+        is_given, value = setting.name in values, values.get(setting.name, setting.default)
         if setting.flags:
             for flag in setting.flags:
-                if given.has(setting.name):
+                if is_given:
                     # Nothing is given as `null`, unless that is a value of ours.
                     if value is not None or type(None) in typing.get_args(known[flag]):
                         flags[flag] = value
                 elif setting.default is not OURS:
                     theirs[flag] = value
-        elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
+        elif is_given and not setting.by_rule and value not in setting.harmless:
             notes.append(lacks(setting.name, setting.says))
     for rule in table.rules:
         for result in rule(given):
@@ -333,6 +341,10 @@ def convert(
                 notes.append(result)
             else:
                 flags[result.name] = result.value
+    idle = [one for one in table.settings if one.by_rule and one.name in values and one.name not in given.read]
+    notes += [
+        lacks(one.name, "it has no effect with the other settings") for one in idle if values[one.name] != one.default
+    ]
     ours = _our_defaults(config_class(), flags)
     others = {flag: value for flag, value in theirs.items() if _plain(dotted.get(ours, flag)) != _plain(value)}
     defaults = [flag for flag in others if flag not in flags]
@@ -349,7 +361,7 @@ def convert(
         is_default = value == _plain(dotted.get(ours, flag))
         if not is_default and not has_effect(flag, run, or_warns=flag not in defaults):
             del in_order[flag], flags[flag]
-            given_as = [one.name for one in table.settings if flag in one.flags and given.has(one.name)]
+            given_as = [one.name for one in table.settings if flag in one.flags and one.name in values]
             notes += [lacks(name, f"--{flag} has no effect in this run") for name in given_as]
     named = tuple(_renamed(note, shown or {}) for note in notes)
     return Conversion(
