@@ -88,16 +88,17 @@ def _advantages(given: Given) -> Results:
     name = "algorithm.adv_estimator"
     ours = _choice(given, name, {**ESTIMATORS, **{one: near for one, (near, _) in NEAREST_ESTIMATORS.items()}})
     yield Flag("algo.advantage.estimator", ours)
-    if (theirs := given.text(name)) in NEAREST_ESTIMATORS:
+    if (theirs := str(given[name])) in NEAREST_ESTIMATORS:
         yield lacks(name, f"{theirs} is not here; {ours} is the nearest: {NEAREST_ESTIMATORS[theirs][1]}")
+    coefficient, as_loss = given.number("algorithm.kl_coef"), given.switch("algorithm.use_kl_loss")
+    # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
+    estimator = list(kl_estimator(given, "algorithm.kl_penalty", other="k2" if as_loss else "k1"))
     if given.switch("algorithm.disable_kl"):
         yield Flag("algo.kl.init_coef", 0.0)
         return
-    yield Flag("algo.kl.init_coef", given.number("algorithm.kl_coef"))
-    as_loss = given.switch("algorithm.use_kl_loss")
+    yield Flag("algo.kl.init_coef", coefficient)
     yield Flag("algo.kl.use_loss", as_loss)
-    # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
-    yield from kl_estimator(given, "algorithm.kl_penalty", other="k2" if as_loss else "k1")
+    yield from estimator
     adaptive = given.text("algorithm.kl_type") == "adaptive"
     if adaptive and as_loss:
         yield lacks("algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight")

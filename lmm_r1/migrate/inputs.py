@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import yaml
@@ -23,6 +23,7 @@ KEY_FLAG = "use_wandb"
 # With a zero in front it is a name: a date, the number of a run.
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)")
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|\d+[eE][+-]?\d+)")
+_NO_VALUE = "it has no value; add what it stands for to the command"
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _STAND_IN = re.compile("\ue000(\\d+)\ue001")
 _HYDRA = ("--config-path", "--config-name", "--config-dir")
@@ -48,6 +49,8 @@ _KNOWN = (
     "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo) or R1-V "
     "(torchrun src/open_r1/grpo.py)"
 )
+_OTHERS = "give the script that has one, or the settings to our command as flags or YAML, which names ours"
+_INSTEAD = "give what it sets as NAME=VALUE after the file"
 _SERVER = re.compile(r"(?:openrlhf\.models\.)?remote_rm\.(\w+)|(?:.*/)?remote_rm/(\w+)\.py")
 
 
@@ -90,7 +93,7 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     text = _read(path)
     if path.suffix in (".yaml", ".yml"):
         tree = _mapping(text, path=path)
-        return _of_tree(tree, overrides, Launch(_table_of(tree, path=path), (), 0), path=path)
+        return _of_tree(tree, overrides, _table_of(tree, path=path), path=path)
     named = [override.partition("=") for override in overrides]
     script = Script(text, path=path, given={name: value for name, _, value in named if _VARIABLE.fullmatch(name)})
     remarks: list[Note] = []
@@ -98,55 +101,44 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
     # Of the arguments, whether they are `key=value`.
     read = _of_settings if launch.table in (VERL, EASYR1, VERL_SFT) else _of_flags
-    return read(launch, settings, path=path, script=script, remarks=remarks)
+    run = read(launch, settings, path=path, remarks=remarks)
+    return replace(run, why_open=script.why_open, remarks=remarks)
 
 
 def _find_launch(script: Script, *, path: Path, remarks: list[Note]) -> Launch:
     """Return the first command that trains; raises UserError if there is none outside of loops and conditions."""
-    launches = []
-    for command in script.commands:
-        for word in command.words if PurePosixPath(command.words[0]).name not in _SHOWN_ONLY else ():
-            if match := _SERVER.fullmatch(word):
-                text = (
-                    f"line {command.line} starts a server of rewards, which reads the answers itself: start `lmm-r1 "
-                    f"serve_verifier {(match[1] or match[2]).removesuffix('_verifier')}` first, and name the column of "
-                    "the answers with --data.label_key"
-                )
-                remarks.append(differs(str(path), text))
-        launches += [launch] if (launch := _launch_of(command)) else []
+    launches = [launch for command in script.commands if (launch := _launch_of(command))]
     if not launches:
         for command, block in script.in_blocks:
             if _launch_of(command):
-                raise UserError(
-                    f"{path}:{command.line}: the command that trains is in {block}, which is not read; {INSTEAD}"
-                )
-        raise UserError(
-            f"{path}: no command in it trains with {_KNOWN}; give the script that has one, or the settings to our "
-            "command as flags or YAML, which names ours"
-        )
-    launch, *others = launches
+                what = f"the command that trains is in {block}, which is not read"
+                raise UserError(f"{path}:{command.line}: {what}; {INSTEAD}")
+        raise UserError(f"{path}: no command in it trains with {_KNOWN}; {_OTHERS}")
     for line in script.broken:
-        text = f"line {line}: a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
-        remarks.append(differs(str(path), text))
-    for line, what in [*script.blocks.items(), *((other.line, "another command that trains") for other in others)]:
-        remarks.append(
-            lacks(f"line {line}", f"{what}, which is not read: give what it sets as NAME=VALUE after the file")
-        )
-    return launch
+        text = "a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
+        remarks.append(differs(str(path), f"line {line}: {text}"))
+    for command in script.commands:
+        for match in map(_SERVER.fullmatch, command.words if command.words[0] not in _SHOWN_ONLY else ()):
+            name = (match[1] or match[2]).removesuffix("_verifier") if match else ""
+            text = (
+                f"start `lmm-r1 serve_verifier {name}` first, and name the column of the answers with --data.label_key"
+            )
+            what = f"line {command.line} starts a server of rewards, which reads the answers itself"
+            remarks += [differs(str(path), f"{what}: {text}")] if match else []
+    unread = [*script.blocks.items(), *((one.line, "another command that trains") for one in launches[1:])]
+    remarks += [lacks(f"line {line}", f"{what}, which is not read: {_INSTEAD}") for line, what in unread]
+    return launches[0]
 
 
 def _launch_of(command: CommandLine) -> Launch | None:
-    if PurePosixPath(command.words[0]).name in _SHOWN_ONLY:
-        return None
-    for place, word in enumerate(command.words):
+    words = command.words if command.words[0] not in _SHOWN_ONLY else ()
+    for place, word in enumerate(words):
         for launcher, tables in _LAUNCHERS.items():
             if match := launcher.fullmatch(word):
                 name = match[1] or match[2]
                 # Recipes have their own entry points around the same settings.
                 table = VERL if word.startswith("recipe.") and name.startswith("main_") else tables.get(name)
-                return (
-                    Launch(table, command.words[place + 1 :], command.line, command.words[:place]) if table else None
-                )
+                return Launch(table, words[place + 1 :], command.line, words[:place]) if table else None
     return None
 
 
@@ -198,18 +190,15 @@ def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
         return R1_V["sft"]
     raise UserError(
         f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref) or R1-V "
-        f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}; give other settings to our command as flags or "
-        "YAML, which names ours"
+        f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}; {_OTHERS}"
     )
 
 
 def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     """Read the file that a script names, which starts from the folder in which it was meant to be run."""
-    found = _found(config, script=script)
-    if found is None:
-        raise UserError(
-            f"{script}:{line}: no file {config} here or above the script; run this in the script's project"
-        )
+    if (found := _found(config, script=script)) is None:
+        advice = "run this in the script's project"
+        raise UserError(f"{script}:{line}: no file {config} here or above the script; {advice}")
     return _mapping(_read(found), path=found)
 
 
@@ -218,9 +207,7 @@ def _found(config: Path, *, script: Path) -> Path | None:
     return next((folder / config for folder in folders if (folder / config).is_file()), None)
 
 
-def _of_settings(
-    launch: Launch, overrides: Sequence[str], *, path: Path, script: Script, remarks: list[Note]
-) -> RunOfAnother:
+def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path, remarks: list[Note]) -> RunOfAnother:
     """Return the run of a command whose arguments are `key=value`."""
     groups = {*launch.table.by_name, *launch.table.names}
     tree: dict[str, object] = {}
@@ -238,7 +225,7 @@ def _of_settings(
         elif name.startswith("~"):
             remarks.append(lacks(word, "it removes a setting; leave that out of the result"))
         elif not equals and word[0] in "$`":
-            remarks.append(_without_value(word, script))
+            remarks.append(lacks(word, _NO_VALUE))
         else:
             settings.append(word)
     if hydra:
@@ -247,11 +234,7 @@ def _of_settings(
         if said and launch.table is VERL and not any(_TURNS in setting for setting in settings):
             # The files of verl's examples with tools do little but switch turns on.
             settings += [f"{_TURNS}=true"] if any(part in word for word in settings for part in _ANSWERERS) else []
-    return _of_tree(tree, [*settings, *overrides], launch, path=path, why_open=script.why_open, remarks=remarks)
-
-
-def _without_value(word: str, script: Script) -> Note:
-    return lacks(word, f"{script.why_open.get(word, 'it has no value')}; add what it stands for to the command")
+    return _of_tree(tree, [*settings, *overrides], launch.table, path=path, line=launch.line)
 
 
 def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple[dict[str, object], list[Note]]:
@@ -265,18 +248,11 @@ def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple
 
 
 def _of_tree(
-    tree: dict[str, object],
-    words: Sequence[str],
-    launch: Launch,
-    *,
-    path: Path,
-    why_open: Mapping[str, str] | None = None,
-    remarks: Sequence[Note] = (),
+    tree: dict[str, object], words: Sequence[str], table: Table, *, path: Path, line: int = 0
 ) -> RunOfAnother:
-    table = launch.table
     for word in words:
         name, equals, text = word.partition("=")
-        where = f"{path}:{launch.line}" if launch.line else word
+        where = f"{path}:{line}" if line else word
         if not equals:
             raise UserError(f"{where}: {word} is not a setting such as trainer.nnodes=1; correct it")
         put(tree, name.lstrip("+"), _value(text, name=name, where=where), where=where)
@@ -285,9 +261,7 @@ def _of_tree(
     # Earlier names are shown only if they are given.
     shown = {new: old for old, new in table.names.items() if table is VERL and new not in given}
     shown |= {new: old for old, new in table.names.items() if old in given}
-    return RunOfAnother(
-        source=str(path), table=table, values=values, shown=shown, why_open=why_open or {}, remarks=remarks
-    )
+    return RunOfAnother(source=str(path), table=table, values=values, shown=shown)
 
 
 def _value(text: str, *, name: str, where: str) -> object:
@@ -319,9 +293,7 @@ def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Itera
             yield name, value
 
 
-def _of_flags(
-    launch: Launch, overrides: Sequence[str], *, path: Path, script: Script, remarks: list[Note]
-) -> RunOfAnother:
+def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path, remarks: list[Note]) -> RunOfAnother:
     """Return the run of a command whose arguments are flags."""
     table = launch.table
     openrlhf = table.system.startswith("OpenRLHF")
@@ -333,7 +305,7 @@ def _of_flags(
             name = flag.replace("-", "_")
             values[name] = _scalar(text, switches=not openrlhf) if equals else True
         elif word[:1] in ("$", "`") and ("[" in word or not name or values[name] is not True):
-            remarks.append(_without_value(word, script))
+            remarks.append(lacks(word, _NO_VALUE))
         elif name:
             # Without a value a flag is a switch, several values are a list.
             before, value = values[name], _scalar(word, switches=not openrlhf)
@@ -352,9 +324,7 @@ def _of_flags(
         values[KEY_FLAG] = True
     named = {table.names.get(key, key): value for key, value in values.items()}
     shown = {new: old for old, new in table.names.items() if old in values}
-    return RunOfAnother(
-        source=str(path), table=table, values=named, shown=shown, why_open=script.why_open, remarks=remarks
-    )
+    return RunOfAnother(source=str(path), table=table, values=named, shown=shown)
 
 
 def _launched(launch: Launch) -> Iterator[tuple[str, object]]:

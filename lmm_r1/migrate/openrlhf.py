@@ -13,15 +13,13 @@ from lmm_r1.migrate.table import (
     Flag,
     Given,
     Results,
+    Setting,
     Table,
     derived,
     differs,
     lacks,
     listed,
-    ruled,
     settings_of,
-    to,
-    without,
 )
 
 VISION_TOWERS = ("visual", "vision_tower", "model.visual", "model.vision_tower")
@@ -145,13 +143,17 @@ def dotted_table(command: Command) -> Table:
     """Return the conversion of a command line of OpenRLHF 0.10 or 0.11, whose flags are ours."""
     known = leaf_types(CONFIG_CLASSES[command])
     theirs = {one.flag: one.theirs for one in DIFFERENCES if one.command == command and one.teaches}
-    same = (to(name, name, default=theirs.get(name, OURS)) for name in known if name != _KEY)
-    fixed = (without(name, one.instead, one.value) for name, one in only_defaults(known).items() if name != _RING)
+    same = (Setting(name, theirs.get(name, OURS), (name,)) for name in known if name != _KEY)
+    fixed = [
+        Setting(name, one.value, says=one.instead, harmless=(one.value,))
+        for name, one in only_defaults(known).items()
+        if name != _RING
+    ]
     correction = (_CORRECTS, _CORRECTION_TYPE) if command == "train_ppo_ray" else ()
     return Table(
         system="OpenRLHF 0.11",
         command=command,
-        settings=(*same, *fixed, *(ruled(name) for name in (_KEY, _RING, *correction))),
+        settings=(*same, *fixed, *(Setting(name, by_rule=True) for name in (_KEY, _RING, *correction))),
         rules=(_dotted,),
         prefix="--",
     )

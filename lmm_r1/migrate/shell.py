@@ -218,12 +218,7 @@ class Script:
             return value
         shown = f"${{{name}}}" if name else match[0]
         known = self._unread.get(name or re.split(r"\W", match["other"] or "", maxsplit=1)[0])
-        what = (
-            "only a run of the script would know it" if not name or not name[0].isalnum() else "not set in the script"
-        )
-        self.why_open[shown] = (
-            known or f"line {line}: {'an argument of the script' if name and name.isdigit() else what}"
-        )
+        self.why_open[shown] = known or f"line {line}: the script gives it no value"
         return re.sub(r"\s", _KEPT_BLANK, shown)
 
 

@@ -6,7 +6,6 @@ EasyR1 is based on verl, so its rules are used: settings get EasyR1's names and 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.migrate.easyr1 import EASYR1, KL_ESTIMATORS, LOSS_MEANS, kl_estimator, most_batches
@@ -153,7 +152,7 @@ VERL = Table(
     command="train_ppo_ray",
     settings=(
         *(
-            replace(setting, default=_DEFAULTS.get(setting.name, setting.default))
+            setting._replace(default=_DEFAULTS.get(setting.name, setting.default))
             for setting in EASYR1.settings
             # A text there is a name here.
             if setting.name != "data.system_prompt"
