@@ -32,11 +32,6 @@ LOSS_MEANS = {"token": "token-mean", "seq": "seq-mean-token-mean"}
 _LOSS_TYPES = names_of("loss_types")
 _SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
 _ACTOR = "worker.actor"
-_SHARED = (
-    *("global_batch_size", "micro_batch_size_per_device_for_update", "micro_batch_size_per_device_for_experience"),
-    *("loss_avg_mode", "ppo_epochs"),
-)
-"""What the critic has from the policy."""
 
 
 def longest_sample(given: Given) -> int:
@@ -281,9 +276,6 @@ def _critic(given: Given) -> Results:
     """Convert the critic's own settings; it is trained on the policy's batches."""
     has_critic = given.text("algorithm.adv_estimator") == "gae"
     yield Flag("critic.lr_scheduler", "constant_with_warmup")
-    for name in _SHARED:
-        if given.has(setting := f"worker.critic.{name}") and given[setting] != given[f"{_ACTOR}.{name}"]:
-            yield lacks(setting, f"the critic shares {_ACTOR}.{name}" if has_critic else "only gae has a critic")
     warmup = given.whole("trainer.critic_warmup")
     if warmup and not has_critic:
         yield lacks("trainer.critic_warmup", "only gae has a critic")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,8 +64,7 @@ class Launch(NamedTuple):
     """The words before it: torchrun and its flags."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOfAnother:
+class RunOfAnother(NamedTuple):
     """The settings of one run, by the names of the system that it is for."""
 
     source: str
@@ -75,7 +73,7 @@ class RunOfAnother:
     values: Mapping[str, object]
     shown: Mapping[str, str]
     """Names of settings in the file that differ from the table's."""
-    why_open: Mapping[str, str] = field(default_factory=dict)
+    why_open: Mapping[str, str] = {}
     """Why variables in values have no value, by how the script writes them."""
     remarks: Sequence[Note] = ()
     """What the user should know of how the file was read."""
@@ -90,19 +88,20 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     Raises:
         UserError: the file is missing, or holds something that cannot be read, named by its line.
     """
-    text = _read(path)
     if path.suffix in (".yaml", ".yml"):
-        tree = _mapping(text, path=path)
+        tree = _mapping(path)
         return _of_tree(tree, overrides, _table_of(tree, path=path), path=path)
     named = [override.partition("=") for override in overrides]
-    script = Script(text, path=path, given={name: value for name, _, value in named if _VARIABLE.fullmatch(name)})
+    script = Script(
+        _read(path), path=path, given={name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
+    )
     remarks: list[Note] = []
     launch = _find_launch(script, path=path, remarks=remarks)
     settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
     # Of the arguments, whether they are `key=value`.
     read = _of_settings if launch.table in (VERL, EASYR1, VERL_SFT) else _of_flags
     run = read(launch, settings, path=path, remarks=remarks)
-    return replace(run, why_open=script.why_open, remarks=remarks)
+    return run._replace(why_open=script.why_open, remarks=remarks)
 
 
 def _find_launch(script: Script, *, path: Path, remarks: list[Note]) -> Launch:
@@ -167,7 +166,8 @@ class _Loader(SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FRACTION.pattern + "$"), list("-+0123456789."))
 
 
-def _mapping(text: str, *, path: Path) -> dict[str, object]:
+def _mapping(path: Path) -> dict[str, object]:
+    text = _read(path)
     try:
         tree = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -199,7 +199,7 @@ def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     if (found := _found(config, script=script)) is None:
         advice = "run this in the script's project"
         raise UserError(f"{script}:{line}: no file {config} here or above the script; {advice}")
-    return _mapping(_read(found), path=found)
+    return _mapping(found)
 
 
 def _found(config: Path, *, script: Path) -> Path | None:
@@ -209,9 +209,8 @@ def _found(config: Path, *, script: Path) -> Path | None:
 
 def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path, remarks: list[Note]) -> RunOfAnother:
     """Return the run of a command whose arguments are `key=value`."""
-    groups = {*launch.table.by_name, *launch.table.names}
+    table, settings = launch.table, list[str]()
     tree: dict[str, object] = {}
-    settings: list[str] = []
     hydra: dict[str, str] = {}
     words = iter(launch.words)
     for word in words:
@@ -220,7 +219,7 @@ def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path, remark
             tree = _base(Path(value), script=path, line=launch.line)
         elif name in _HYDRA:
             hydra[name] = value if equals else next(words, "")
-        elif equals and "." not in name and any(known.startswith(f"{name}.") for known in groups):
+        elif equals and any(known.startswith(f"{name}.") for known in (*table.by_name, *table.names)):
             remarks.append(lacks(word, "it selects a file of defaults, which is not read"))
         elif name.startswith("~"):
             remarks.append(lacks(word, "it removes a setting; leave that out of the result"))
@@ -228,23 +227,16 @@ def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path, remark
             remarks.append(lacks(word, _NO_VALUE))
         else:
             settings.append(word)
-    if hydra:
-        tree, said = _named_config(hydra, script=path, line=launch.line)
-        remarks += said
-        if said and launch.table is VERL and not any(_TURNS in setting for setting in settings):
+    name = hydra.get("--config-name", "").removesuffix(".yaml")
+    file = Path(hydra.get("--config-path", hydra.get("--config-dir", ""))) / f"{name}.yaml"
+    if hydra and name not in _STANDARD and (found := _found(file, script=path)):
+        tree = {key: value for key, value in _mapping(found).items() if key not in ("defaults", "hydra")}
+    elif hydra:
+        remarks += [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
+        if table is VERL and not any(_TURNS in one for one in settings):
             # The files of verl's examples with tools do little but switch turns on.
-            settings += [f"{_TURNS}=true"] if any(part in word for word in settings for part in _ANSWERERS) else []
-    return _of_tree(tree, [*settings, *overrides], launch.table, path=path, line=launch.line)
-
-
-def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple[dict[str, object], list[Note]]:
-    """Return the settings of the file that Hydra's flags name, and remarks if it is not there."""
-    name = hydra.get("--config-name", "")
-    file = Path(hydra.get("--config-path", hydra.get("--config-dir", ""))) / f"{name.removesuffix('.yaml')}.yaml"
-    if name.removesuffix(".yaml") not in _STANDARD and (found := _found(file, script=script)):
-        tree = _mapping(_read(found), path=found)
-        return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}, []
-    return {}, [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
+            settings += [f"{_TURNS}=true"] if any(part in one for one in settings for part in _ANSWERERS) else []
+    return _of_tree(tree, [*settings, *overrides], table, path=path, line=launch.line)
 
 
 def _of_tree(
@@ -266,22 +258,19 @@ def _of_tree(
 
 def _value(text: str, *, name: str, where: str) -> object:
     """Return a value of YAML, in which places to fill in are text."""
-    found: list[str] = []
-
-    def kept(match: re.Match[str]) -> str:
-        found.append(match[0])
-        return f"\ue000{len(found) - 1}\ue001"
+    found = [match[0] for match in TO_FILL_IN.finditer(text)]
+    numbers = iter(range(len(found)))
 
     def restored(text: str) -> str:
         return _STAND_IN.sub(lambda match: found[int(match[1])], text)
 
-    plain = TO_FILL_IN.sub(kept, text)
+    plain = TO_FILL_IN.sub(lambda match: f"\ue000{next(numbers)}\ue001", text)
     try:
         return _changed(yaml.load(plain, Loader=_Loader), restored)
     except yaml.YAMLError as error:
         if plain.startswith(("[", "{")):
             raise UserError(f"{where}: the value of {name} is not valid YAML: {text}; correct it") from error
-        return restored(plain)
+        return text
 
 
 def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Iterator[tuple[str, object]]:

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.migrate.table import (
+    Command,
     Flag,
     Given,
     Results,
+    Rule,
     Table,
     checkpoints_kept,
     derived,
@@ -46,47 +48,24 @@ def _optimizer(given: Given, prefix: str) -> Results:
 
 
 def _records(given: Given) -> Results:
-    config = given.text("deepspeed")
-    match = re.search(r"z(?:ero)?_?-?([0123])", config or "", re.IGNORECASE)
-    if config and match is None:
-        yield lacks("deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
-    elif config and match is not None:
-        yield Flag("ds.zero_stage", int(match[1]))
-        yield from [Flag("ds.adam_offload", True)] if "offload" in config else []
-        yield derived("deepspeed", f"the stage is that in the name {config}; other settings of the file are not read")
+    if config := given.text("deepspeed"):
+        if match := re.search(r"z(?:ero)?_?-?([0123])", config, re.IGNORECASE):
+            yield Flag("ds.zero_stage", int(match[1]))
+            yield derived("deepspeed", f"the stage is that in the name {config}, of which nothing else is read")
+        else:
+            yield lacks("deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
+        if "offload" in config:
+            yield Flag("ds.adam_offload", True)
     yield from trackers(given, "report_to", "none", "None")
-    strategy = given.text("save_strategy")
-    if strategy == "steps":
-        steps = given.number("save_steps")
-        yield Flag("ckpt.save_steps", int(steps))
-        if steps < 1:
-            yield lacks("save_steps", "a share of all steps; --ckpt.save_steps counts steps")
+    if (strategy := given.text("save_strategy")) == "steps":
+        yield Flag("ckpt.save_steps", given.whole("save_steps"))
     elif strategy not in ("no", "False"):
         yield lacks("save_strategy", f"{strategy}; --ckpt.save_steps counts steps")
     yield from checkpoints_kept(given, "save_total_limit", "save_only_model")
     if given["push_to_hub"] is True:
         repository = given.text("hub_model_id") or ""
-        if "/" in repository:
-            yield Flag("ckpt.push_to_hub", repository)
-        else:
-            yield lacks("push_to_hub", "--ckpt.push_to_hub takes the repository, OWNER/NAME")
-
-
-def _evaluation(given: Given) -> Results:
-    if not given["dataset_test_name"]:
-        if given.text("eval_strategy") not in ("no", None):
-            yield lacks("eval_strategy", "the file names no rows to evaluate on")
-        return
-    yield Flag("eval.dataset", given.text("dataset_test_name"))
-    if given.has("dataset_test_split"):
-        yield Flag("eval.split", given["dataset_test_split"])
-    if given.text("eval_strategy") == "epoch" or not isinstance(every := given["eval_steps"], int):
-        yield differs("eval_strategy", "it is evaluated every --eval.steps steps; set that flag")
-    else:
-        yield Flag("eval.steps", every)
-
-
-def _adapter(given: Given) -> Results:
+        named = Flag("ckpt.push_to_hub", repository)
+        yield named if "/" in repository else lacks("push_to_hub", "--ckpt.push_to_hub takes OWNER/NAME")
     if given["use_peft"] is True:
         yield Flag("ds.lora.rank", given.whole("lora_r"))
         yield Flag("ds.lora.alpha", given.whole("lora_alpha"))
@@ -95,24 +74,21 @@ def _adapter(given: Given) -> Results:
             yield Flag("ds.lora.target_modules", layers if isinstance(layers, list) else str(layers).split(","))
 
 
-def _batch(given: Given, *, responses: int = 1) -> Results:
+def _batch(given: Given, *, responses: int | None = None) -> Results:
     """Convert the samples of an update, which are counted over all GPUs here, and in GRPO over all responses."""
     count = None if given["nproc_per_node"] is None else given.whole("nproc_per_node") * given.whole("nnodes")
     each = given.whole("per_device_train_batch_size")
     prompts = each * given.whole("gradient_accumulation_steps") * (count or 1)
     yield Flag("train.micro_batch_size", each)
-    yield Flag("train.batch_size", prompts * responses)
-    result = f"--train.batch_size {prompts * responses}"
-    if responses > 1:
+    yield Flag("train.batch_size", prompts * (responses or 1))
+    result = f"--train.batch_size {prompts * (responses or 1)}"
+    if responses is not None:
         yield Flag("rollout.batch_size", prompts)
         result = f"--rollout.batch_size {prompts} prompts with {responses} responses, {result}"
     if count is not None:
         yield derived(_BOTH, f"{result} counts the samples on all {count} GPUs")
-        return
-    text = (
-        "is for one GPU, because the file names no number of GPUs: give it after the file's name as nproc_per_node=8"
-    )
-    yield differs(_BOTH, f"{result} {text}")
+    else:
+        yield differs(_BOTH, f"{result} is for one GPU; give their number after the file's name: nproc_per_node=8")
 
 
 def _group(given: Given) -> Results:
@@ -126,10 +102,8 @@ def _group(given: Given) -> Results:
     prompt, response = given.whole("max_prompt_length"), given.whole("max_completion_length")
     yield Flag("data.max_len", prompt + response)
     yield Flag("rollout.max_new_tokens", response)
-    yield derived(
-        "max_prompt_length, max_completion_length",
-        f"--data.max_len {prompt + response} is prompt with images and response together",
-    )
+    text = f"--data.max_len {prompt + response} is prompt with images and response together"
+    yield derived("max_prompt_length, max_completion_length", text)
 
 
 def _policy(given: Given) -> Results:
@@ -152,35 +126,35 @@ def _policy(given: Given) -> Results:
     weights = ",".join(f"{part}_weight={functions.count(part)}" for part in ("accuracy", "format"))
     yield Flag("reward.remote_url", DEFAULT_VERIFIER if own else f"{DEFAULT_VERIFIER}:{weights}")
     if own:
-        text = f"{', '.join(own)}: functions of the script are not read, and {DEFAULT_VERIFIER} judges here; give yours as"
-        yield differs("reward_funcs", f"{text} --reward.remote_url FILE.py:FUNCTION")
+        text = f"{', '.join(own)} of the script: {DEFAULT_VERIFIER} judges; give yours as --reward.remote_url FILE.py:NAME"
+        yield differs("reward_funcs", text)
     else:
         yield differs("reward_funcs", "the verifier judges answer and format by its own rules, with these weights")
 
 
-def _trained_tokens(given: Given) -> Results:
-    """Convert which tokens of a conversation are trained on: by default all in TRL."""
+def _sft(given: Given) -> Results:
+    yield from _batch(given)
     if not given["assistant_only_loss"]:
-        what = "the assistant's turns are trained on; without it TRL trains on all tokens of rows of messages"
-        yield differs("assistant_only_loss", f"{what}, as --model.pretrain_mode_enable does")
+        text = (
+            "only the assistant's turns are trained on, unless --model.pretrain_mode_enable; R1-V trains on all tokens"
+        )
+        yield differs("assistant_only_loss", text)
+
+
+def _table(command: Command, group: str, *rules: Rule) -> Table:
+    prefix, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
+    return Table(
+        system="R1-V",
+        command=command,
+        settings=settings_of(f"r1_v {group}", optimizer=prefix, model=model),
+        rules=(lambda given: _optimizer(given, prefix), _records, *rules),
+        names=names_of("r1_v_names"),
+        prefix="--",
+    )
 
 
 R1_V: Mapping[str, Table] = {
-    "grpo": Table(
-        system="R1-V",
-        command="train_ppo_ray",
-        settings=settings_of("r1_v r1_v_grpo", optimizer="actor.", model="actor"),
-        rules=(lambda given: _optimizer(given, "actor."), _records, _evaluation, _adapter, _group, _policy),
-        names=names_of("r1_v_names"),
-        prefix="--",
-    ),
-    "sft": Table(
-        system="R1-V",
-        command="train_sft",
-        settings=settings_of("r1_v r1_v_sft", optimizer="", model="model"),
-        rules=(lambda given: _optimizer(given, ""), _records, _evaluation, _adapter, _batch, _trained_tokens),
-        names=names_of("r1_v_names"),
-        prefix="--",
-    ),
+    "grpo": _table("train_ppo_ray", "r1_v_grpo", _group, _policy),
+    "sft": _table("train_sft", "r1_v_sft", _sft),
 }
 """By the trainer's name."""

@@ -97,9 +97,8 @@ class Script:
             line = first + text.count("\n", 0, position)
             if match["end"] is None:
                 opened = line + match[0].count("\n")
-                raise UserError(
-                    f"{self._path}:{opened}: a quote {text[match.end()]} is opened and not closed; close it"
-                )
+                what = f"a quote {text[match.end()]} is opened and not closed"
+                raise UserError(f"{self._path}:{opened}: {what}; close it")
             command, position = match[0].removesuffix(match["end"]), match.end()
             try:
                 self._split(command, line, after=after)
@@ -203,9 +202,8 @@ class Script:
         if command == "pwd":
             return "."
         if command and command[0] == "(":
-            numbers = re.sub(
-                r"\$?\{?([A-Za-z_]\w*)\}?", lambda one: self._variables.get(one[1], one[0]), command[1:-1]
-            )
+            name_of = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+            numbers = name_of.sub(lambda one: self._variables.get(one[1], one[0]), command[1:-1])
             if re.fullmatch(r"\s*\d+(?:\s*[*+]\s*\d+)*\s*", numbers):
                 return str(sum(math.prod(map(int, term.split("*"))) for term in numbers.split("+")))
         value = self._variables.get(name) if name else None
@@ -231,9 +229,7 @@ def _shown(words: Iterable[str], line: int) -> CommandLine:
 
 def _inner_script(words: list[str]) -> str:
     """Return the text that a command runs as a script."""
-    if words[0] == "eval":
-        return " ".join(words[1:])
     for shell, flag, text in zip(words, words[1:], words[2:], strict=False):
         if PurePosixPath(shell).name in ("bash", "sh", "zsh") and re.fullmatch(r"-\w*c", flag):
             return text
-    return ""
+    return " ".join(words[1:]) if words[0] == "eval" else ""

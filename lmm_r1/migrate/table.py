@@ -301,8 +301,8 @@ def convert(
     flags = {**others, **flags}
     for name in values:
         if name not in table.by_name:
-            says = next((says for part, says in table.families.items() if part in name), None)
-            notes.append(lacks(name, says or f"not known as a setting of {table.system}"))
+            why = (why for part, why in table.families.items() if part in name)
+            notes.append(lacks(name, next(why, f"not known as a setting of {table.system}")))
     in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     run = dotted.replace(config_class(), in_order)

@@ -35,6 +35,7 @@ _RIGHT = "acc"
 """The only metric of DAPO's filter that does not name a reward."""
 _LEAST_STD = {_REJECTION: 1e-4, _FILTER: 1e-6}
 _OVERLONG = "reward_model.overlong_buffer"
+_PROMPT = "data.system_prompt"
 _TOKENWISE = f"{ACTOR}.use_token_level_loss"
 
 
@@ -102,11 +103,10 @@ def _rejection(given: Given) -> Results:
         yield Flag("algo.dynamic_filtering_enable", True)
         if switch == _FILTER and given[_METRIC] == _RIGHT:
             yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
-            yield differs(
-                _METRIC,
-                "a group is kept if its mean score is strictly between 0 and 1, which is the same for scores of 0 and "
-                "1; --algo.dynamic_filtering_part selects a part of the reward",
+            text = (
+                "a group is kept if its mean score is strictly between 0 and 1; --algo.dynamic_filtering_part selects"
             )
+            yield differs(_METRIC, f"{text} a part of the reward")
         else:
             yield Flag("algo.dynamic_filtering_range", [-math.inf, math.inf])
             yield Flag("algo.dynamic_filtering_min_std", _LEAST_STD[switch])
@@ -150,16 +150,15 @@ _DEFAULTS = names_of("verl_defaults")
 VERL = Table(
     system="verl",
     command="train_ppo_ray",
+    # A system prompt is text there, and a name here. If several rules set a flag, the last one wins.
     settings=(
         *(
-            setting._replace(default=_DEFAULTS.get(setting.name, setting.default))
-            for setting in EASYR1.settings
-            # A text there is a name here.
-            if setting.name != "data.system_prompt"
+            one._replace(default=_DEFAULTS.get(one.name, one.default))
+            for one in EASYR1.settings
+            if one.name != _PROMPT
         ),
         *settings_of("verl"),
     ),
-    # If several rules set a flag, the last one wins.
     rules=(
         *(IN_PLACE.get(rule, rule) for rule in EASYR1.rules),
         _kl,

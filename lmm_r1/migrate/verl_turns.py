@@ -22,16 +22,10 @@ ROOM = 2000
 """Tokens that Mini-o3 reserves after a call and after its observation."""
 _PIXELS = {"min_pixels": 3136, "max_pixels": 12845056}
 """Pixel bounds of images if Mini-o3's `data` has none."""
-_OWN_WORDS = (
-    'in the words of the environment; for those of the Mini-o3 checkpoints, add "prompts": '
-    '"Mini-o3/verl/trainer/constants.py" to --agent.options (docs/crop.md)'
-)
+_OWN_WORDS = "in the words of the environment; docs/crop.md has those of the Mini-o3 checkpoints (--agent.options)"
 _ENABLE = f"{ROLLOUT}.multi_turn.enable"
 _TOOLS = (f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.function_tool_path")
-_ANSWERED_BY = (
-    *(*_TOOLS, f"{ROLLOUT}.multi_turn.interaction_config_path"),
-    f"{ROLLOUT}.agent.agent_loop_config_path",
-)
+_ANSWERED_BY = (*_TOOLS, f"{ROLLOUT}.multi_turn.interaction_config_path", f"{ROLLOUT}.agent.agent_loop_config_path")
 """Files that tell verl who answers a turn: tools, a simulated user, or a custom loop."""
 _LONGEST_TEXT = f"{ROLLOUT}.multi_turn.max_tool_response_length"
 _CUT_SIDE = f"{ROLLOUT}.multi_turn.tool_response_truncate_side"
@@ -81,16 +75,11 @@ def _crop(given: Given) -> Results:
     # With one round, Mini-o3 evaluates with the limits of training.
     if (rounds := given.whole(EVALUATION_ROUNDS)) != 1:
         images = _most_images(given, EVALUATION_IMAGES)
-        for flag, setting, theirs, ours in (
-            ("max_turns", EVALUATION_ROUNDS, rounds, turns),
-            ("max_images", EVALUATION_IMAGES, images - 1, most - 1),
-        ):
-            if theirs != ours:
-                yield lacks(
-                    setting,
-                    f"evaluation during training has the limits of training, --agent.{flag} {ours}; `lmm-r1 evaluate "
-                    f"--agent crop --agent_{flag} {theirs}` has others",
-                )
+        text = "evaluation during training has the limits of training; `lmm-r1 evaluate --agent crop` has others:"
+        if rounds != turns:
+            yield lacks(EVALUATION_ROUNDS, f"{text} --agent_max_turns {rounds}")
+        if images != most:
+            yield lacks(EVALUATION_IMAGES, f"{text} --agent_max_images {images - 1}")
     masks = given.switch(f"{ACTOR}.ignore_exceed")
     yield Flag("agent.overturn", "mask" if masks else "keep")
     if masks:
@@ -144,27 +133,23 @@ def _turns(given: Given) -> Results:
     yield differs(_ENABLE, f"an episode also ends at --agent.max_images, by default {images}")
 
 
-def _lengths(given: Given) -> Results:
-    playing, response = player(given), given.whole("data.max_response_length")
-    if playing is None:
-        yield from lengths(given)
-        return
-    longest = _longest(given)
-    yield Flag("data.max_len", longest)
-    yield Flag("rollout.max_new_tokens", response)
-    both = f"--data.max_len {longest} bounds an episode with its prompt, --rollout.max_new_tokens {response} one turn"
-    if playing == "crop":
-        yield differs(
-            f"data.max_response_length, {LONGEST}",
-            f"{both}; an episode ends if an observation leaves no tokens, in Mini-o3 if a call or an observation "
-            f"leaves {ROOM} or fewer",
-        )
-    else:
-        yield differs("data.max_prompt_length, data.max_response_length", both)
-
-
 def _longest(given: Given) -> int:
     return given.whole(LONGEST) if crops(given) else longest_sample(given)
+
+
+def _lengths(given: Given) -> Results:
+    if (playing := player(given)) is None:
+        yield from lengths(given)
+        return
+    longest, response = _longest(given), given.whole("data.max_response_length")
+    yield Flag("data.max_len", longest)
+    yield Flag("rollout.max_new_tokens", response)
+    text = f"--data.max_len {longest} bounds an episode with its prompt, --rollout.max_new_tokens {response} one turn"
+    if playing == "crop":
+        text += f"; an episode ends if nothing is left, in Mini-o3 if a call or an observation leaves {ROOM} or fewer"
+        yield differs(f"data.max_response_length, {LONGEST}", text)
+    else:
+        yield differs("data.max_prompt_length, data.max_response_length", text)
 
 
 def _batches(given: Given) -> Results:
@@ -215,10 +200,8 @@ def _rewards(given: Given) -> Results:
     if weighed:
         yield Flag("reward.part_weights", json.dumps(weighed))
     if any("used_tool" in name for name in weighed):
-        yield differs(
-            "data.tool_call_penalty, data.use_tool_reward_weight",
-            "they count for an executed call; in Mini-o3 also for one that was only written",
-        )
+        text = "they count for an executed call; in Mini-o3 also for one that was only written"
+        yield differs("data.tool_call_penalty, data.use_tool_reward_weight", text)
 
 
 def _scorer_of_mini_o3(given: Given) -> Results:
@@ -229,12 +212,8 @@ def _scorer_of_mini_o3(given: Given) -> Results:
         yield Flag("reward.remote_url", f"choice:accuracy_weight={accuracy:g},format_weight=0")
         return
     yield Flag("reward.remote_url", ADDRESS)
-    yield differs(
-        asked,
-        f"{scorer} is a service here: start `lmm-r1 serve_verifier llm_judge --accuracy-weight {accuracy:g} "
-        "--format-weight 0 --judge-url URL --judge-model MODEL`, and set --reward to its address as all machines "
-        "reach it",
-    )
+    command = f"lmm-r1 serve_verifier llm_judge --accuracy-weight {accuracy:g} --format-weight 0 --judge-url URL"
+    yield differs(asked, f"{scorer} is a service here: start `{command} --judge-model MODEL`, and set --reward to it")
 
 
 TURN_RULES: tuple[Rule, ...] = (_crop, _turns, _rewards)
