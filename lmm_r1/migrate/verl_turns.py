@@ -75,7 +75,8 @@ def _crop(given: Given) -> Results:
     # With one round, Mini-o3 evaluates with the limits of training.
     if (rounds := given.whole(EVALUATION_ROUNDS)) != 1:
         images = _most_images(given, EVALUATION_IMAGES)
-        text = "evaluation during training has the limits of training; `lmm-r1 evaluate --agent crop` has others:"
+        limits = f"--agent.max_turns {turns}, --agent.max_images {most - 1}"
+        text = f"evaluation during training has {limits}; `lmm-r1 evaluate --agent crop` has others:"
         if rounds != turns:
             yield lacks(EVALUATION_ROUNDS, f"{text} --agent_max_turns {rounds}")
         if images != most:

@@ -335,7 +335,7 @@ def test_settings_without_counterpart_are_listed_without_their_values(tmp_path):
 def test_what_is_not_read_of_a_script_is_listed_by_its_line(tmp_path):
     file = tmp_path / "run.sh"
     trains = "python -m openrlhf.cli.train_sft --pretrain m --dataset d --l2 0.1 "
-    file.write_text(f"A=(\n  --beta 1\n)\nfor i in 1; do :; done\n{trains}\"${{A[@]}}\" $@\n{trains}\n")
+    file.write_text(f'A=(\n  --beta 1\n)\nfor i in 1; do :; done\n{trains}"${{A[@]}}" $@\n{trains}\n')
     run = read_run(file)
     assert (run.values["l2"], run.values["dataset"]) == (0.1, "d")
     found = {note.subject: note.text.partition(",")[0].partition(";")[0] for note in run.remarks}
