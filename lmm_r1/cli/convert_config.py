@@ -24,7 +24,7 @@ from lmm_r1.migrate.table import CONFIG_CLASSES, missing
 
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
-    "Write the settings of a run of OpenRLHF, LMM-R1, EasyR1, verl, Mini-o3, TRL or R1-V as a YAML file "
+    "Write the settings of a run of OpenRLHF, LMM-R1, EasyR1, verl, Mini-o3 or R1-V as a YAML file "
     "for --config of our trainers. The file is a script, which is read and not run, or YAML. Comments at the top of "
     "the result list what is left to fill in, has no counterpart, or means something else."
 )

@@ -1,4 +1,4 @@
-"""Conversion of EasyR1's settings: those of the algorithm and the optimizer, and all others."""
+"""Conversion of EasyR1's settings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Generator
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.table import (
-    KEEP_ALL,
     Flag,
     Given,
     Note,
     Results,
     Rule,
     Table,
+    checkpoints_kept,
     derived,
     differs,
-    idle,
     lacks,
+    listed,
     names_of,
     settings_of,
     trackers,
@@ -28,25 +28,22 @@ from lmm_r1.migrate.table import (
 ESTIMATORS, NEAREST_ESTIMATORS = names_of("estimators"), names_of("nearest_estimators")
 """Ours by theirs, and with their difference those that are only near."""
 KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-LOSS_TYPES = names_of("loss_types")
-TEMPERATURES = {
-    "worker.actor.tau_positive": "actor.sapo_temperature_pos",
-    "worker.actor.tau_negative": "actor.sapo_temperature_neg",
-}
 LOSS_MEANS = {"token": "token-mean", "seq": "seq-mean-token-mean"}
-FILTER: dict[str, object] = {
-    "algorithm.filter_key": "overall",
-    "algorithm.filter_low": 0.01,
-    "algorithm.filter_high": 0.99,
-}
-FILTER["trainer.max_try_make_batch"] = 20
-"""EasyR1's defaults of what has no effect unless groups are filtered."""
-SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
+_LOSS_TYPES = names_of("loss_types")
+_SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
+_ACTOR = "worker.actor"
 
 
 def longest_sample(given: Given) -> int:
     """Return the tokens of the longest sample, prompt and response together."""
     return given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
+
+
+def _choice(given: Given, name: str, known: dict[str, str]) -> str:
+    """Return ours of a setting's value; raises UserError for one that is not known."""
+    if (value := given.text(name) or "") not in known:
+        raise UserError(f"{name} {value!r} is none that is known here; known are {', '.join(known)}")
+    return known[value]
 
 
 def batches(given: Given, *, longest: int | None = None) -> Results:
@@ -55,48 +52,23 @@ def batches(given: Given, *, longest: int | None = None) -> Results:
     Args:
         longest: tokens of the longest sample, if not `longest_sample`.
     """
-    prompts, samples = given.whole("worker.actor.global_batch_size"), given.whole("worker.rollout.n")
+    prompts, samples = given.whole(f"{_ACTOR}.global_batch_size"), given.whole("worker.rollout.n")
     yield Flag("train.batch_size", prompts * samples)
-    yield derived(
-        "worker.actor.global_batch_size",
-        f"it counts prompts, --train.batch_size counts samples: {prompts} x worker.rollout.n {samples} = "
-        f"{prompts * samples}",
-    )
-    packs, fills = given.switch("worker.actor.padding_free"), given.switch("worker.actor.dynamic_batching")
+    text = f"it counts prompts, --train.batch_size samples: {prompts} x worker.rollout.n {samples}"
+    yield derived(f"{_ACTOR}.global_batch_size", text)
+    packs, fills = given.switch(f"{_ACTOR}.padding_free"), given.switch(f"{_ACTOR}.dynamic_batching")
     yield Flag("ds.packing_samples", packs or fills)
     yield Flag("train.dynamic_batch_enable", fills)
     if not fills:
         return
     longest = longest_sample(given) if longest is None else longest
-    for setting, flag in (
-        ("worker.actor.micro_batch_size_per_device_for_update", "train.max_tokens_per_gpu"),
-        ("worker.actor.micro_batch_size_per_device_for_experience", "rollout.max_tokens_per_gpu"),
-    ):
-        micro = given.whole(setting)
-        yield Flag(flag, micro * longest)
-        yield derived(
-            setting,
-            f"with dynamic batching a pass holds as many tokens as {micro} of the longest samples: {micro * longest}",
-        )
+    for what, flag in (("update", "train"), ("experience", "rollout")):
+        micro = given.whole(setting := f"{_ACTOR}.micro_batch_size_per_device_for_{what}")
+        yield Flag(f"{flag}.max_tokens_per_gpu", micro * longest)
+        text = f"a dynamic batch has the tokens of {micro} of the longest samples: {micro * longest}"
+        yield derived(setting, text)
     if not packs:
-        yield differs("worker.actor.padding_free", "dynamic batches hold packed sequences here")
-
-
-def _estimator(given: Given) -> Results:
-    name = given.text("algorithm.adv_estimator") or ""
-    if name in ESTIMATORS:
-        yield Flag("algo.advantage.estimator", ESTIMATORS[name])
-        return
-    if name not in NEAREST_ESTIMATORS:
-        raise UserError(
-            f"algorithm.adv_estimator {name!r} is none that is known here; known are "
-            f"{', '.join((*ESTIMATORS, *NEAREST_ESTIMATORS))}"
-        )
-    nearest, difference = NEAREST_ESTIMATORS[name]
-    yield Flag("algo.advantage.estimator", nearest)
-    yield lacks(
-        "algorithm.adv_estimator", f"{name} is not here as it is there; {nearest} is the nearest: {difference}"
-    )
+        yield differs(f"{_ACTOR}.padding_free", "dynamic batches hold packed sequences here")
 
 
 def kl_estimator(given: Given, setting: str, *, other: str) -> Results:
@@ -107,44 +79,38 @@ def kl_estimator(given: Given, setting: str, *, other: str) -> Results:
         yield lacks(setting, f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}")
 
 
-def _kl(given: Given) -> Results:
+def _advantages(given: Given) -> Results:
+    name = "algorithm.adv_estimator"
+    ours = _choice(given, name, {**ESTIMATORS, **{one: near for one, (near, _) in NEAREST_ESTIMATORS.items()}})
+    yield Flag("algo.advantage.estimator", ours)
+    if (theirs := str(given[name])) in NEAREST_ESTIMATORS:
+        yield lacks(name, f"{theirs} is not here; {ours} is the nearest: {NEAREST_ESTIMATORS[theirs][1]}")
+    coefficient, as_loss = given.number("algorithm.kl_coef"), given.switch("algorithm.use_kl_loss")
+    # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
+    estimator = list(kl_estimator(given, "algorithm.kl_penalty", other="k2" if as_loss else "k1"))
     if given.switch("algorithm.disable_kl"):
         yield Flag("algo.kl.init_coef", 0.0)
         return
-    yield Flag("algo.kl.init_coef", given.number("algorithm.kl_coef"))
-    as_loss = given.switch("algorithm.use_kl_loss")
+    yield Flag("algo.kl.init_coef", coefficient)
     yield Flag("algo.kl.use_loss", as_loss)
-    # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
-    yield from kl_estimator(given, "algorithm.kl_penalty", other="k2" if as_loss else "k1")
+    yield from estimator
     adaptive = given.text("algorithm.kl_type") == "adaptive"
-    if adaptive and not as_loss:
+    if adaptive and as_loss:
+        yield lacks("algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight")
+    elif adaptive:
         yield Flag("algo.kl.target", given.number("algorithm.kl_target"))
         yield Flag("algo.kl.horizon", given.whole("algorithm.kl_horizon"))
-        return
-    if adaptive:
-        yield lacks("algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight")
-    yield from idle(
-        given,
-        "belongs to a KL penalty in the reward with an adaptive weight",
-        "algorithm.kl_target",
-        "algorithm.kl_horizon",
-    )
 
 
 def _filter(given: Given) -> Results:
     enabled = given.switch("algorithm.online_filtering")
     yield Flag("algo.dynamic_filtering_enable", enabled)
-    if not enabled:
-        for name, default in FILTER.items():
-            if given[name] != default:
-                yield lacks(name, "nothing is filtered without online_filtering")
-        return
-    yield Flag(
-        "algo.dynamic_filtering_range", [given.number("algorithm.filter_low"), given.number("algorithm.filter_high")]
-    )
-    if (key := given.text("algorithm.filter_key")) != "overall":
-        yield Flag("algo.dynamic_filtering_part", key)
-    yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
+    if enabled:
+        bounds = [given.number(f"algorithm.filter_{bound}") for bound in ("low", "high")]
+        yield Flag("algo.dynamic_filtering_range", bounds)
+        if (key := given.text("algorithm.filter_key")) != "overall":
+            yield Flag("algo.dynamic_filtering_part", key)
+        yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
 
 
 def most_batches(given: Given, setting: str, *, multiplier: float = 1.0) -> int:
@@ -160,87 +126,52 @@ def most_batches(given: Given, setting: str, *, multiplier: float = 1.0) -> int:
 
 
 def _loss(given: Given) -> Results:
-    kind = given.text("worker.actor.loss_type") or ""
-    yield Flag("actor.policy_loss_type", LOSS_TYPES.get(kind, "ppo"))
-    if kind not in LOSS_TYPES:
-        yield lacks(
-            "worker.actor.loss_type",
-            f"{kind} is not here, and ppo is written in its place: look at --actor.eps_clip_low_high, which was meant "
-            f"for {kind}",
+    kind = given.text(f"{_ACTOR}.loss_type") or ""
+    yield Flag("actor.policy_loss_type", _LOSS_TYPES.get(kind, "ppo"))
+    if kind not in _LOSS_TYPES:
+        text = (
+            f"{kind} is not here, and ppo replaces it: look at --actor.eps_clip_low_high, which was meant for {kind}"
         )
-    yield from _gate(given) if kind == "sapo" else _clip(given, kind=kind)
-    mean = given.text("worker.actor.loss_avg_mode") or ""
-    if mean not in LOSS_MEANS:
-        raise UserError(f"worker.actor.loss_avg_mode {mean!r} must be one of {', '.join(LOSS_MEANS)}")
-    yield Flag("actor.loss_agg_mode", LOSS_MEANS[mean])
-
-
-def _clip(given: Given, *, kind: str) -> Results:
-    """The bounds of ratios, and of losses if there is one."""
-    yield Flag(
-        "actor.eps_clip_low_high",
-        [given.number("worker.actor.clip_ratio_low"), given.number("worker.actor.clip_ratio_high")],
-    )
-    if kind == "cispo":
-        if given.has("worker.actor.clip_ratio_dual"):
-            yield lacks("worker.actor.clip_ratio_dual", "of no use in the loss cispo")
+        yield lacks(f"{_ACTOR}.loss_type", text)
+    if kind == "sapo":
+        for tau, flag in (("tau_positive", "pos"), ("tau_negative", "neg")):
+            yield Flag(f"actor.sapo_temperature_{flag}", given.number(f"{_ACTOR}.{tau}"))
     else:
-        yield Flag("actor.dual_clip", given.number("worker.actor.clip_ratio_dual"))
-    for tau in TEMPERATURES:
-        yield from idle(given, "belongs to the loss sapo", tau)
+        bounds = [given.number(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")]
+        yield Flag("actor.eps_clip_low_high", bounds)
+        if kind != "cispo":
+            yield Flag("actor.dual_clip", given.number(f"{_ACTOR}.clip_ratio_dual"))
+    yield Flag("actor.loss_agg_mode", _choice(given, f"{_ACTOR}.loss_avg_mode", LOSS_MEANS))
 
 
-def _gate(given: Given) -> Results:
-    """The temperatures of SAPO, which clips nothing."""
-    for tau, flag in TEMPERATURES.items():
-        yield Flag(flag, given.number(tau))
-    for side in ("low", "high", "dual"):
-        yield from idle(given, "the loss sapo clips nothing", f"worker.actor.clip_ratio_{side}")
-
-
-def _schedule(given: Given) -> Results:
-    kind = given.text("worker.actor.optim.lr_scheduler_type") or ""
-    if kind not in SCHEDULES:
-        raise UserError(f"worker.actor.optim.lr_scheduler_type {kind!r} must be one of {', '.join(SCHEDULES)}")
-    yield Flag("actor.lr_scheduler", SCHEDULES[kind])
-    ratio = given["worker.actor.optim.min_lr_ratio"]
-    if kind == "cosine":
-        yield Flag("actor.min_lr_ratio", 0.0 if ratio is None else given.number("worker.actor.optim.min_lr_ratio"))
-    elif ratio is not None:
-        yield lacks("worker.actor.optim.min_lr_ratio", "a constant learning rate has no end")
-    steps = given["worker.actor.optim.lr_warmup_steps"]
-    if steps is not None and given.whole("worker.actor.optim.lr_warmup_steps") >= 0:
-        yield lacks(
-            "worker.actor.optim.lr_warmup_steps", f"give {steps} as a share of all updates: --actor.lr_warmup_ratio"
-        )
-
-
-def _weights(given: Given) -> Results:
-    yield Flag("ds.zero_stage", 3 if given.switch("worker.actor.fsdp.enable_full_shard") else 2)
-    if given["worker.actor.fsdp.torch_dtype"] is not None:
-        yield differs(
-            "worker.actor.fsdp.torch_dtype",
-            "--ds.param_dtype is the precision of passes; DeepSpeed also keeps master weights in fp32",
-        )
-    offloads = [f"worker.actor.offload.offload_{what}" for what in ("params", "optimizer")]
-    asked = [name for name in offloads if given.switch(name)]
-    if asked:
+def _optimizer(given: Given) -> Results:
+    schedule = _choice(given, f"{_ACTOR}.optim.lr_scheduler_type", _SCHEDULES)
+    yield Flag("actor.lr_scheduler", schedule)
+    if schedule == "cosine_with_min_lr":
+        least = f"{_ACTOR}.optim.min_lr_ratio"
+        yield Flag("actor.min_lr_ratio", 0.0 if given[least] is None else given.number(least))
+    steps = f"{_ACTOR}.optim.lr_warmup_steps"
+    if given[steps] is not None and given.whole(steps) >= 0:
+        yield lacks(steps, f"give {given[steps]} as a share of all updates: --actor.lr_warmup_ratio")
+    yield Flag("ds.zero_stage", 3 if given.switch(f"{_ACTOR}.fsdp.enable_full_shard") else 2)
+    if given[f"{_ACTOR}.fsdp.torch_dtype"] is not None:
+        text = "--ds.param_dtype is the precision of passes; DeepSpeed also keeps master weights in fp32"
+        yield differs(f"{_ACTOR}.fsdp.torch_dtype", text)
+    offloads = [f"{_ACTOR}.offload.offload_{what}" for what in ("params", "optimizer")]
+    if asked := [name for name in offloads if given.switch(name)]:
         yield Flag("ds.enable_sleep", True)
         yield derived(", ".join(asked), "--ds.enable_sleep frees the trainer's memory while engines generate")
     reference = ("worker.ref.fsdp.enable_cpu_offload", "worker.ref.offload.offload_params")
     yield Flag("ref.offload", any(given.switch(name) for name in reference))
-    tokenizer = given["worker.actor.model.tokenizer_path"]
-    if tokenizer is not None and tokenizer != given["worker.actor.model.model_path"]:
-        yield lacks("worker.actor.model.tokenizer_path", "the tokenizer is the checkpoint's own; put its files there")
-
-
-def _lora(given: Given) -> Results:
-    if given.whole("worker.actor.model.lora.rank") == 0:
-        yield from idle(given, "of no use at rank 0", "worker.actor.model.lora.target_modules")
-        return
-    modules = given["worker.actor.model.lora.target_modules"]
-    names = modules if isinstance(modules, list) else str(modules).split(",")
-    yield Flag("ds.lora.target_modules", [str(name).strip() for name in names])
+    tokenizer = f"{_ACTOR}.model.tokenizer_path"
+    if given[tokenizer] not in (None, given[f"{_ACTOR}.model.model_path"]):
+        yield lacks(tokenizer, "the tokenizer is the checkpoint's own; put its files there")
+    modules = f"{_ACTOR}.model.lora.target_modules"
+    if given.whole(f"{_ACTOR}.model.lora.rank"):
+        names = [name.strip() for one in listed(given[modules]) for name in str(one).split(",")]
+        yield Flag("ds.lora.target_modules", names)
+    elif given.has(modules):
+        yield lacks(modules, "of no use at rank 0")
 
 
 def _rows(given: Given) -> Results:
@@ -249,16 +180,18 @@ def _rows(given: Given) -> Results:
         yield Flag("data.prompt_dataset", ",".join(names))
     if split:
         yield Flag("data.prompt_split", split)
+    yield Flag("train.seed", given.whole("data.seed"))
+    if given.has("data.seed"):
+        yield differs("data.seed", "--train.seed seeds everything random, not only the order of the rows")
 
 
 def _files(given: Given, setting: str) -> Generator[Note, None, tuple[list[str], str | None]]:
     """Return the names of a setting's files, and the split that follows an @."""
-    files = given[setting]
-    listed = [str(file).partition("@") for file in (files if isinstance(files, list) else [files]) if file]
-    splits = sorted({split for _, _, split in listed if split})
+    files = [str(file).partition("@") for file in listed(given[setting]) if file]
+    splits = sorted({split for _, _, split in files if split})
     if len(splits) > 1:
         yield lacks(setting, f"all files share one split here: {splits[0]} is used, of {', '.join(splits)}")
-    return [name for name, _, _ in listed], splits[0] if splits else None
+    return [name for name, _, _ in files], splits[0] if splits else None
 
 
 def lengths(given: Given) -> Results:
@@ -266,27 +199,16 @@ def lengths(given: Given) -> Results:
     prompt, response = given.whole("data.max_prompt_length"), given.whole("data.max_response_length")
     yield Flag("data.max_len", prompt + response)
     yield Flag("rollout.max_new_tokens", response)
-    yield derived(
-        "data.max_prompt_length, data.max_response_length",
-        f"--data.max_len {prompt + response} is the sum: prompt with images ({prompt}) and response ({response})",
-    )
+    text = f"--data.max_len {prompt + response} is prompt with images ({prompt}) and response ({response}) together"
+    yield derived("data.max_prompt_length, data.max_response_length", text)
 
 
 def overlong_prompts(given: Given) -> Results:
-    if given.switch("data.filter_overlong_prompts"):
-        yield Flag("data.overlong_prompts", "skip")
-    else:
-        yield Flag("data.overlong_prompts", "error")
-        yield differs(
-            "data.filter_overlong_prompts",
-            "EasyR1 cuts a longer prompt; here a run stops at a prompt that is too long",
-        )
-
-
-def _seed(given: Given) -> Results:
-    yield Flag("train.seed", given.whole("data.seed"))
-    if given.has("data.seed"):
-        yield differs("data.seed", "--train.seed seeds everything random, not only the order of the rows")
+    """Convert whether a prompt that is too long is skipped; none is cut here."""
+    skips = given.switch("data.filter_overlong_prompts")
+    yield Flag("data.overlong_prompts", "skip" if skips else "error")
+    if not skips:
+        yield differs("data.filter_overlong_prompts", "EasyR1 cuts a prompt that is too long; here the run stops")
 
 
 def _gpus(given: Given) -> Results:
@@ -304,9 +226,8 @@ def _gpus(given: Given) -> Results:
     yield Flag("vllm.tensor_parallel_size", parallel)
     yield Flag("vllm.enable_sleep", True)
     yield Flag("train.colocate_all", True)
-    yield derived(
-        "trainer.nnodes, trainer.n_gpus_per_node", "all models and engines take turns on the same GPUs, as in EasyR1"
-    )
+    text = "all models and engines take turns on the same GPUs, as in EasyR1"
+    yield derived("trainer.nnodes, trainer.n_gpus_per_node", text)
 
 
 def _validation(given: Given) -> Results:
@@ -317,25 +238,18 @@ def _validation(given: Given) -> Results:
         for setting, asked in (("trainer.val_freq", steps >= 1), ("trainer.val_before_train", before)):
             if given.has(setting) and asked:
                 yield lacks(setting, "data.val_files names no rows to evaluate on")
-        return
-    if steps < 1 and not before:
+    elif steps < 1 and not before:
         yield lacks("data.val_files", "a run evaluates on them only if trainer.val_freq is above 0")
-        return
-    yield Flag("eval.dataset", ",".join(names))
-    if len(names) > 1:
-        yield differs("data.val_files", "the metrics are means over the rows of all files")
-    if split:
-        yield Flag("eval.split", split)
-    yield Flag("eval.steps", steps)
-
-
-def _evaluation_sampling(given: Given) -> Results:
+    else:
+        yield Flag("eval.dataset", ",".join(names))
+        yield Flag("eval.steps", steps)
+        if len(names) > 1:
+            yield differs("data.val_files", "the metrics are means over the rows of all files")
+        if split:
+            yield Flag("eval.split", split)
     override = given.group("worker.rollout.val_override_config")
-    for name, flag, sampled in (
-        ("n", "eval.n_samples_per_prompt", "worker.rollout.n"),
-        ("temperature", "eval.temperature", "worker.rollout.temperature"),
-    ):
-        yield Flag(flag, override.get(name, given[sampled]))
+    for name, flag in (("n", "n_samples_per_prompt"), ("temperature", "temperature")):
+        yield Flag(f"eval.{flag}", override.get(name, given[f"worker.rollout.{name}"]))
     for name, everything in (("top_p", 1.0), ("top_k", -1)):
         if (kept := override.get(name, given[f"worker.rollout.{name}"])) != everything:
             yield Flag(f"eval.{name}", kept)
@@ -344,47 +258,31 @@ def _evaluation_sampling(given: Given) -> Results:
 
 
 def _reward(given: Given) -> Results:
-    function = given.text("worker.reward.reward_function")
-    if function is not None:
+    if (function := given.text("worker.reward.reward_function")) is not None:
         path, _, name = function.partition(":")
         yield Flag("reward.remote_url", f"{path}:{name or 'main'}")
     elif (score := given.text("worker.reward.compute_score")) is not None:
         yield Flag("reward.remote_url", DEFAULT_VERIFIER)
-        if score == DEFAULT_VERIFIER:
-            return
-        yield differs("worker.reward.compute_score", f"{score} is not here; {DEFAULT_VERIFIER} judges")
-    arguments = given.group("worker.reward.reward_function_kwargs")
-    if arguments:
+        if score != DEFAULT_VERIFIER:
+            yield differs("worker.reward.compute_score", f"{score} is not here; {DEFAULT_VERIFIER} judges")
+    if arguments := given.group("worker.reward.reward_function_kwargs"):
         yield Flag("reward.function_kwargs", json.dumps(arguments, ensure_ascii=False))
     if (kind := given["worker.reward.reward_type"]) is not None:
-        yield differs(
-            "worker.reward.reward_type", f'the file specifies it: add REWARD_TYPE = "{kind}" if it is missing'
-        )
-
-
-_SHARED = (
-    *("global_batch_size", "micro_batch_size_per_device_for_update", "micro_batch_size_per_device_for_experience"),
-    *("loss_avg_mode", "ppo_epochs"),
-)
-"""What the critic has from the policy."""
+        text = f'the file specifies it: add REWARD_TYPE = "{kind}" if it is missing'
+        yield differs("worker.reward.reward_type", text)
 
 
 def _critic(given: Given) -> Results:
     """Convert the critic's own settings; it is trained on the policy's batches."""
     has_critic = given.text("algorithm.adv_estimator") == "gae"
     yield Flag("critic.lr_scheduler", "constant_with_warmup")
-    for name in _SHARED:
-        if given.has(setting := f"worker.critic.{name}") and given[setting] != given[f"worker.actor.{name}"]:
-            yield lacks(setting, f"the critic shares worker.actor.{name}" if has_critic else "only gae has a critic")
     warmup = given.whole("trainer.critic_warmup")
     if warmup and not has_critic:
         yield lacks("trainer.critic_warmup", "only gae has a critic")
     elif warmup > 1:
         yield Flag("critic.freezing_steps", warmup - 2)
-        yield derived(
-            "trainer.critic_warmup",
-            f"the policy is first updated in step {warmup}, counted from 1, which is after step {warmup - 2} counted from 0",
-        )
+        text = f"the policy is first updated in step {warmup}, counted from 1: after step {warmup - 2} counted from 0"
+        yield derived("trainer.critic_warmup", text)
 
 
 def _records(given: Given) -> Results:
@@ -392,20 +290,15 @@ def _records(given: Given) -> Results:
     yield Flag("logger.wandb.run_name", name)
     folder = given.text("trainer.save_checkpoint_path") or f"checkpoints/{project}/{name}"
     yield Flag("ckpt.output_dir", folder)
-    yield differs(
-        "trainer.save_checkpoint_path", f"--ckpt.output_dir {folder} also holds the run's records and its final model"
-    )
+    text = f"--ckpt.output_dir {folder} also holds the run's records and its final model"
+    yield differs("trainer.save_checkpoint_path", text)
     yield from trackers(given, "trainer.logger", "console", "file")
-    limit = -1 if given["trainer.save_limit"] is None else given.whole("trainer.save_limit")
-    yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
-    if given.switch("trainer.save_model_only"):
-        yield Flag("ckpt.save_hf", True)
-        yield differs("trainer.save_model_only", "each checkpoint has the model, and what a stopped run resumes from")
+    yield from checkpoints_kept(given, "trainer.save_limit", "trainer.save_model_only")
 
 
 _RULES: tuple[Rule, ...] = (
-    *(batches, _estimator, _kl, _filter, _loss, _schedule, _weights, _lora),
-    *(_rows, lengths, overlong_prompts, _seed, _gpus, _validation, _evaluation_sampling, _reward, _critic, _records),
+    *(batches, _advantages, _filter, _loss, _optimizer, _rows, lengths, overlong_prompts, _gpus, _validation),
+    *(_reward, _critic, _records),
 )
 
 EASYR1 = Table(

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.hugging_face import MARKS_OF_GRPO, TRL
-from lmm_r1.migrate.launches import REFUSAL, Launch, find_launch
-from lmm_r1.migrate.openrlhf import dotted_table
-from lmm_r1.migrate.shell import Script
-from lmm_r1.migrate.shell_values import as_shown, unknowns
+from lmm_r1.migrate.openrlhf import TABLES, dotted_table
+from lmm_r1.migrate.r1_v import R1_V
+from lmm_r1.migrate.shell import INSTEAD, CommandLine, Script
 from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, differs, lacks, put
-from lmm_r1.migrate.verl import VERL
+from lmm_r1.migrate.verl import VERL, VERL_SFT
 
-YAML_SUFFIXES = (".yaml", ".yml")
 KEY_FLAG = "use_wandb"
 # With a zero in front it is a name: a date, the number of a run.
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)")
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|\d+[eE][+-]?\d+)")
+_NO_VALUE = "it has no value; add what it stands for to the command"
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _STAND_IN = re.compile("\ue000(\\d+)\ue001")
 _HYDRA = ("--config-path", "--config-name", "--config-dir")
@@ -34,10 +32,39 @@ _TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 _ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
+_SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "conda")
+"""Commands that do not start their words."""
+_LAUNCHERS: Mapping[re.Pattern[str], Mapping[str, Table]] = {
+    re.compile(r"openrlhf\.cli\.(\w+)|(?:.*/)?(train_(?:ppo_ray|ppo|sft|dpo|rm|kd))\.py"): TABLES,
+    re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py"): {
+        **dict.fromkeys(("main_ppo", "main_dapo", "main_ppo_sync"), VERL),
+        **dict.fromkeys(("fsdp_sft_trainer", "sft_trainer"), VERL_SFT),
+        "main": EASYR1,
+    },
+    # R1-V and its relatives have their trainer in a package of this name.
+    re.compile(r"(?:.*/)?open_r1[./](grpo|sft)\w*?(?:\.py)?()"): R1_V,
+}
+_KNOWN = (
+    "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo) or R1-V "
+    "(torchrun src/open_r1/grpo.py)"
+)
+_OTHERS = "give the script that has one, or the settings to our command as flags or YAML, which names ours"
+_INSTEAD = "give what it sets as NAME=VALUE after the file"
+_SERVER = re.compile(r"(?:openrlhf\.models\.)?remote_rm\.(\w+)|(?:.*/)?remote_rm/(\w+)\.py")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOfAnother:
+class Launch(NamedTuple):
+    """A command that trains."""
+
+    table: Table
+    words: tuple[str, ...]
+    """Its arguments."""
+    line: int
+    launcher: tuple[str, ...] = ()
+    """The words before it: torchrun and its flags."""
+
+
+class RunOfAnother(NamedTuple):
     """The settings of one run, by the names of the system that it is for."""
 
     source: str
@@ -46,9 +73,9 @@ class RunOfAnother:
     values: Mapping[str, object]
     shown: Mapping[str, str]
     """Names of settings in the file that differ from the table's."""
-    why_open: Mapping[str, str] = field(default_factory=dict)
+    why_open: Mapping[str, str] = {}
     """Why variables in values have no value, by how the script writes them."""
-    remarks: tuple[Note, ...] = ()
+    remarks: Sequence[Note] = ()
     """What the user should know of how the file was read."""
 
 
@@ -61,21 +88,57 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     Raises:
         UserError: the file is missing, or holds something that cannot be read, named by its line.
     """
-    text = _read(path)
-    if path.suffix in YAML_SUFFIXES:
-        tree = _mapping(text, path=path)
-        return _of_tree(tree, overrides, path=path, line=0, table=_table_of(tree, path=path))
+    if path.suffix in (".yaml", ".yml"):
+        tree = _mapping(path)
+        return _of_tree(tree, overrides, _table_of(tree, path=path), path=path)
     named = [override.partition("=") for override in overrides]
-    variables = {name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
-    script = Script(text, path=path, given=variables)
-    launch = find_launch(script, path=path)
+    script = Script(
+        _read(path), path=path, given={name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
+    )
+    remarks: list[Note] = []
+    launch = _find_launch(script, path=path, remarks=remarks)
     settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
-    read = _of_settings if launch.takes_settings else _of_flags
-    run = read(launch, settings, path=path)
-    remarks = [differs(str(path), remark) for remark in launch.remarks]
-    remarks += [lacks(words, why) for words, why in script.left_out.items()]
-    values = {name: _changed(value, as_shown) for name, value in run.values.items()}
-    return replace(run, values=values, why_open=script.why, remarks=(*run.remarks, *remarks))
+    # Of the arguments, whether they are `key=value`.
+    read = _of_settings if launch.table in (VERL, EASYR1, VERL_SFT) else _of_flags
+    run = read(launch, settings, path=path, remarks=remarks)
+    return run._replace(why_open=script.why_open, remarks=remarks)
+
+
+def _find_launch(script: Script, *, path: Path, remarks: list[Note]) -> Launch:
+    """Return the first command that trains; raises UserError if there is none outside of loops and conditions."""
+    launches = [launch for command in script.commands if (launch := _launch_of(command))]
+    if not launches:
+        for command, block in script.in_blocks:
+            if _launch_of(command):
+                what = f"the command that trains is in {block}, which is not read"
+                raise UserError(f"{path}:{command.line}: {what}; {INSTEAD}")
+        raise UserError(f"{path}: no command in it trains with {_KNOWN}; {_OTHERS}")
+    for line in script.broken:
+        text = "a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
+        remarks.append(differs(str(path), f"line {line}: {text}"))
+    for command in script.commands:
+        for match in map(_SERVER.fullmatch, command.words if command.words[0] not in _SHOWN_ONLY else ()):
+            name = (match[1] or match[2]).removesuffix("_verifier") if match else ""
+            text = (
+                f"start `lmm-r1 serve_verifier {name}` first, and name the column of the answers with --data.label_key"
+            )
+            what = f"line {command.line} starts a server of rewards, which reads the answers itself"
+            remarks += [differs(str(path), f"{what}: {text}")] if match else []
+    unread = [*script.blocks.items(), *((one.line, "another command that trains") for one in launches[1:])]
+    remarks += [lacks(f"line {line}", f"{what}, which is not read: {_INSTEAD}") for line, what in unread]
+    return launches[0]
+
+
+def _launch_of(command: CommandLine) -> Launch | None:
+    words = command.words if command.words[0] not in _SHOWN_ONLY else ()
+    for place, word in enumerate(words):
+        for launcher, tables in _LAUNCHERS.items():
+            if match := launcher.fullmatch(word):
+                name = match[1] or match[2]
+                # Recipes have their own entry points around the same settings.
+                table = VERL if word.startswith("recipe.") and name.startswith("main_") else tables.get(name)
+                return Launch(table, words[place + 1 :], command.line, words[:place]) if table else None
+    return None
 
 
 def _changed(value: object, change: Callable[[str], object]) -> object:
@@ -103,7 +166,8 @@ class _Loader(SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FRACTION.pattern + "$"), list("-+0123456789."))
 
 
-def _mapping(text: str, *, path: Path) -> dict[str, object]:
+def _mapping(path: Path) -> dict[str, object]:
+    text = _read(path)
     try:
         tree = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -117,36 +181,25 @@ def _mapping(text: str, *, path: Path) -> dict[str, object]:
     return tree
 
 
-_REFUSED = {
-    "LLaMA-Factory": {"stage", "finetuning_type", "infer_backend", "export_dir"},
-    "ms-swift": {"train_type", "tuner_type", "rlhf_type"},
-}
-
-
 def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
-    for name, foreign in _REFUSED.items():
-        if tree.keys() & foreign:
-            raise UserError(f"{path}: {REFUSAL.format(name)}")
     if "actor_rollout_ref" in tree:
         return VERL
     if tree.keys() & {"worker", "algorithm", "trainer"}:
         return EASYR1
-    if tree.keys() & {"dataset_name", "model_name_or_path"}:
-        return TRL["grpo" if tree.keys() & set(MARKS_OF_GRPO) else "sft"]
+    if "dataset_name" in tree:
+        return R1_V["sft"]
     raise UserError(
-        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref) or TRL "
-        f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}"
+        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref) or R1-V "
+        f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}; {_OTHERS}"
     )
 
 
 def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     """Read the file that a script names, which starts from the folder in which it was meant to be run."""
-    found = _found(config, script=script)
-    if found is None:
-        raise UserError(
-            f"{script}:{line}: no file {config} here or above the script; run this in the script's project"
-        )
-    return _mapping(_read(found), path=found)
+    if (found := _found(config, script=script)) is None:
+        advice = "run this in the script's project"
+        raise UserError(f"{script}:{line}: no file {config} here or above the script; {advice}")
+    return _mapping(found)
 
 
 def _found(config: Path, *, script: Path) -> Path | None:
@@ -154,55 +207,46 @@ def _found(config: Path, *, script: Path) -> Path | None:
     return next((folder / config for folder in folders if (folder / config).is_file()), None)
 
 
-def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
+def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path, remarks: list[Note]) -> RunOfAnother:
     """Return the run of a command whose arguments are `key=value`."""
-    line, table = launch.line, launch.table
-    groups = {*table.by_name, *table.names}
-    remarks: list[Note] = []
+    table, settings = launch.table, list[str]()
     tree: dict[str, object] = {}
-    settings: list[str] = []
     hydra: dict[str, str] = {}
     words = iter(launch.words)
     for word in words:
         name, equals, value = word.partition("=")
         if name == "config" and equals:
-            tree = _base(Path(as_shown(value)), script=path, line=line)
+            tree = _base(Path(value), script=path, line=launch.line)
         elif name in _HYDRA:
-            hydra[name] = as_shown(value if equals else next(words, ""))
-        elif equals and "." not in name and any(known.startswith(f"{name}.") for known in groups):
+            hydra[name] = value if equals else next(words, "")
+        elif equals and any(known.startswith(f"{name}.") for known in (*table.by_name, *table.names)):
             remarks.append(lacks(word, "it selects a file of defaults, which is not read"))
         elif name.startswith("~"):
             remarks.append(lacks(word, "it removes a setting; leave that out of the result"))
-        elif not equals and unknowns(word):
-            remarks.append(lacks(as_shown(word), "the variable has no value; nothing is added"))
+        elif not equals and word[0] in "$`":
+            remarks.append(lacks(word, _NO_VALUE))
         else:
             settings.append(word)
-    if hydra:
-        tree, said = _named_config(hydra, script=path, line=line)
-        remarks += said
-        if said and table is VERL and not any(_TURNS in setting for setting in settings):
+    name = hydra.get("--config-name", "").removesuffix(".yaml")
+    file = Path(hydra.get("--config-path", hydra.get("--config-dir", ""))) / f"{name}.yaml"
+    if hydra and name not in _STANDARD and (found := _found(file, script=path)):
+        tree = {key: value for key, value in _mapping(found).items() if key not in ("defaults", "hydra")}
+    elif hydra:
+        remarks += [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
+        if table is VERL and not any(_TURNS in one for one in settings):
             # The files of verl's examples with tools do little but switch turns on.
-            settings += [f"{_TURNS}=true"] if any(part in word for word in settings for part in _ANSWERERS) else []
-    run = _of_tree(tree, [*settings, *overrides], path=path, line=line, table=table)
-    return replace(run, remarks=tuple(remarks))
+            settings += [f"{_TURNS}=true"] if any(part in one for one in settings for part in _ANSWERERS) else []
+    return _of_tree(tree, [*settings, *overrides], table, path=path, line=launch.line)
 
 
-def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple[dict[str, object], list[Note]]:
-    """Return the settings of the file that Hydra's flags name, and remarks if it is not there."""
-    name = hydra.get("--config-name", "")
-    file = Path(hydra.get("--config-path", hydra.get("--config-dir", ""))) / f"{name.removesuffix('.yaml')}.yaml"
-    if name.removesuffix(".yaml") not in _STANDARD and (found := _found(file, script=script)):
-        tree = _mapping(_read(found), path=found)
-        return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}, []
-    return {}, [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
-
-
-def _of_tree(tree: dict[str, object], words: Sequence[str], *, path: Path, line: int, table: Table) -> RunOfAnother:
+def _of_tree(
+    tree: dict[str, object], words: Sequence[str], table: Table, *, path: Path, line: int = 0
+) -> RunOfAnother:
     for word in words:
         name, equals, text = word.partition("=")
         where = f"{path}:{line}" if line else word
         if not equals:
-            raise UserError(f"{where}: {as_shown(word)} is not a setting such as trainer.nnodes=1; correct it")
+            raise UserError(f"{where}: {word} is not a setting such as trainer.nnodes=1; correct it")
         put(tree, name.lstrip("+"), _value(text, name=name, where=where), where=where)
     given = dict(_flat(tree, {*table.by_name, *table.names}, prefix=""))
     values = {table.names.get(name, name): value for name, value in given.items()}
@@ -214,22 +258,19 @@ def _of_tree(tree: dict[str, object], words: Sequence[str], *, path: Path, line:
 
 def _value(text: str, *, name: str, where: str) -> object:
     """Return a value of YAML, in which places to fill in are text."""
-    found: list[str] = []
-
-    def kept(match: re.Match[str]) -> str:
-        found.append(match[0])
-        return f"\ue000{len(found) - 1}\ue001"
+    found = [match[0] for match in TO_FILL_IN.finditer(text)]
+    numbers = iter(range(len(found)))
 
     def restored(text: str) -> str:
         return _STAND_IN.sub(lambda match: found[int(match[1])], text)
 
-    plain = TO_FILL_IN.sub(kept, as_shown(text))
+    plain = TO_FILL_IN.sub(lambda match: f"\ue000{next(numbers)}\ue001", text)
     try:
         return _changed(yaml.load(plain, Loader=_Loader), restored)
     except yaml.YAMLError as error:
         if plain.startswith(("[", "{")):
-            raise UserError(f"{where}: the value of {name} is not valid YAML: {as_shown(text)}; correct it") from error
-        return restored(plain)
+            raise UserError(f"{where}: the value of {name} is not valid YAML: {text}; correct it") from error
+        return text
 
 
 def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Iterator[tuple[str, object]]:
@@ -241,7 +282,7 @@ def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Itera
             yield name, value
 
 
-def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
+def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path, remarks: list[Note]) -> RunOfAnother:
     """Return the run of a command whose arguments are flags."""
     table = launch.table
     openrlhf = table.system.startswith("OpenRLHF")
@@ -252,12 +293,16 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
             flag, equals, text = word[2:].partition("=")
             name = flag.replace("-", "_")
             values[name] = _scalar(text, switches=not openrlhf) if equals else True
+        elif word[:1] in ("$", "`") and ("[" in word or not name or values[name] is not True):
+            remarks.append(lacks(word, _NO_VALUE))
         elif name:
-            values[name] = _with(values[name], _scalar(word, switches=not openrlhf))
-        elif not unknowns(word):
-            raise UserError(f"{path}:{launch.line}: {as_shown(word)} belongs to no flag; correct the command")
+            # Without a value a flag is a switch, several values are a list.
+            before, value = values[name], _scalar(word, switches=not openrlhf)
+            values[name] = value if before is True else [*(before if isinstance(before, list) else [before]), value]
+        else:
+            raise UserError(f"{path}:{launch.line}: {word} belongs to no flag; correct the command")
     if not openrlhf and isinstance(config := values.pop("config", None), str):
-        values = {**_base(Path(as_shown(config)), script=path, line=launch.line), **values}
+        values = {**_base(Path(config), script=path, line=launch.line), **values}
     if openrlhf and any("." in name for name in values):
         table = dotted_table(table.command)
     for override in overrides:
@@ -280,13 +325,6 @@ def _launched(launch: Launch) -> Iterator[tuple[str, object]]:
             yield "nproc_per_node", int(value)
         elif value.isdecimal() and _MACHINES.fullmatch(name):
             yield "nnodes", int(value)
-
-
-def _with(before: object, value: object) -> object:
-    """Return a flag's value with one more: without a value it is a switch, several values are a list."""
-    if before is True:
-        return value
-    return [*before, value] if isinstance(before, list) else [before, value]
 
 
 def _scalar(text: str, *, switches: bool) -> object:

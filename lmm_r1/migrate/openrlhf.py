@@ -13,47 +13,30 @@ from lmm_r1.migrate.table import (
     Flag,
     Given,
     Results,
-    Rule,
+    Setting,
     Table,
     derived,
     differs,
-    idle,
     lacks,
     listed,
-    ruled,
     settings_of,
-    to,
-    without,
 )
 
 VISION_TOWERS = ("visual", "vision_tower", "model.visual", "model.vision_tower")
 """Prefixes of parameters that are a vision tower's in the architectures that LMM-R1 trains."""
 
 
-def _precision(given: Given) -> Results:
+def _machine(given: Given) -> Results:
     if given.has("bf16"):
         yield Flag("ds.param_dtype", "bf16")
     if given.has("flash_attn"):
         yield derived("flash_attn", "--ds.attn_implementation auto takes the fastest attention installed")
-
-
-def _long_sequences(given: Given) -> Results:
-    size = given.whole("ring_attn_size")
-    if size > 1:
-        yield Flag("ds.ulysses_size", size)
-        yield differs("ring_attn_size", "Ulysses splits attention heads, of which it must be a divisor")
-
-
-def _trackers(given: Given) -> Results:
+    if given.whole("ring_attn_size") > 1:
+        yield Flag("ds.ulysses_size", given.whole("ring_attn_size"))
+        yield differs("ring_attn_size", _DIVISOR)
     if given.has("use_wandb"):
         yield Flag("logger.trackers", ["wandb"])
         yield differs("use_wandb", "the key is not written down; set WANDB_API_KEY")
-
-
-def _weight_sync(given: Given) -> Results:
-    backend = given.text("vllm_sync_backend")
-    if backend != "nccl":
-        yield differs("vllm_sync_backend", f"weights travel by NCCL, or with --vllm.sync_with_ray, not {backend}")
 
 
 def _lengths(given: Given) -> Results:
@@ -63,63 +46,45 @@ def _lengths(given: Given) -> Results:
     yield Flag("data.max_len", total)
     yield Flag("rollout.max_new_tokens", response)
     if given["max_len"] is None:
-        yield derived(
-            "prompt_max_len, generate_max_len",
-            f"--data.max_len {total} is prompt with images ({prompt}) and response ({response}) together",
-        )
+        text = f"--data.max_len {total} is prompt with images ({prompt}) and response ({response}) together"
+        yield derived("prompt_max_len, generate_max_len", text)
     else:
         yield differs("max_len", f"a prompt may have {total - response} tokens, whatever prompt_max_len says")
 
 
-def _reward_model(given: Given) -> Results:
-    models = given.text("reward_pretrain")
-    if models is None or given["remote_rm_url"] is not None:
-        yield from idle(given, "only the rewards of a model are normalized, as there", "normalize_reward")
-        yield from idle(given, "--reward.remote_url gives the rewards", *(["reward_pretrain"] if models else []))
-        return
-    yield Flag("reward.normalize_enable", given.switch("normalize_reward"))
-    first, *others = models.split(",")
-    yield Flag("reward.model_name_or_path", first)
-    if others:
-        yield lacks("reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
-
-
-def _divergence(given: Given) -> Results:
+def _policy(given: Given) -> Results:
+    backend = given.text("vllm_sync_backend")
+    if backend != "nccl":
+        yield differs("vllm_sync_backend", f"weights travel by NCCL, or with --vllm.sync_with_ray, not {backend}")
+    if given["remote_rm_url"] is None and (models := given.text("reward_pretrain")) is not None:
+        first, *others = models.split(",")
+        yield Flag("reward.normalize_enable", given.switch("normalize_reward"))
+        yield Flag("reward.model_name_or_path", first)
+        if others:
+            yield lacks("reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
     if given["use_kl_estimator_k3"]:
         yield Flag("algo.kl.estimator", "k3")
+    if coefficient := given.number("entropy_loss_coef"):
+        yield Flag("actor.entropy_coef", coefficient)
+    if given["enable_vllm_is_correction"]:
+        kind = "icepop" if given["use_icepop"] else given.text("vllm_is_correction_type") or "tis"
+        if kind not in _CORRECTIONS:
+            yield lacks("vllm_is_correction_type", f"{kind}; tis is written instead")
+        yield from _correction(kind)
+        yield Flag("algo.advantage.is_correction_threshold", listed(given["vllm_is_truncated_threshold"]))
 
 
+_DIVISOR = "Ulysses splits attention heads, whose number it must divide"
 _CORRECTIONS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
 """Level and mode of each kind of correction between engine and trainer."""
 
 
-def _correction(given: Given) -> Results:
-    """Ratios between vLLM's and the trainer's log-probs, which the first versions clip above one bound."""
-    if not given["enable_vllm_is_correction"]:
-        yield from idle(
-            given,
-            "it has no effect without enable_vllm_is_correction",
-            "vllm_is_correction_type",
-            "vllm_is_truncated_threshold",
-            "use_icepop",
-        )
-        return
-    kind = "icepop" if given["use_icepop"] else given.text("vllm_is_correction_type") or "tis"
-    if kind not in _CORRECTIONS:
-        yield lacks("vllm_is_correction_type", f"{kind}; tis is written instead")
-    level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
-    threshold = given["vllm_is_truncated_threshold"]
-    yield Flag("algo.advantage.is_correction_level", level)
-    yield Flag("algo.advantage.is_correction_mode", mode)
-    yield Flag("algo.advantage.is_correction_threshold", threshold if isinstance(threshold, list) else [threshold])
+def _correction(kind: str) -> Results:
+    for what, value in zip(("level", "mode"), _CORRECTIONS.get(kind, _CORRECTIONS["tis"]), strict=True):
+        yield Flag(f"algo.advantage.is_correction_{what}", value)
 
 
-def _entropy(given: Given) -> Results:
-    if coefficient := given.number("entropy_loss_coef"):
-        yield Flag("actor.entropy_coef", coefficient)
-
-
-def _media(given: Given) -> Results:
+def _images(given: Given) -> Results:
     for kind, most in given.group("limit_mm_per_prompt").items():
         if kind == "image":
             yield Flag("data.max_images_per_prompt", most)
@@ -130,21 +95,12 @@ def _media(given: Given) -> Results:
             yield Flag(f"data.{name}", value)
         else:
             yield lacks("processor_kwargs", f"{name}: the processor is the checkpoint's own")
-
-
-def _frozen(given: Given) -> Results:
-    if not given.has("freeze_prefix"):
-        return
-    prefixes = [prefix.rstrip(".") for prefix in [str(one) for one in listed(given["freeze_prefix"])]]
-    if all(prefix in VISION_TOWERS for prefix in prefixes):
+    prefixes = [str(prefix) for prefix in listed(given["freeze_prefix"]) if prefix]
+    if prefixes and all(prefix.rstrip(".") in VISION_TOWERS for prefix in prefixes):
         yield Flag("actor.freeze_visual_encoder", True)
         yield differs("freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
-    else:
-        yield Flag("actor.freeze_prefix", [str(one) for one in listed(given["freeze_prefix"])])
-
-
-_SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _trackers)
-_OF_RL: tuple[Rule, ...] = (_weight_sync, _lengths, _reward_model, _divergence, _correction, _entropy, _media, _frozen)
+    elif prefixes:
+        yield Flag("actor.freeze_prefix", prefixes)
 
 
 _LATER_NAMES = {"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"}
@@ -158,7 +114,7 @@ def _table(command: Command, groups: str) -> Table:
         system="OpenRLHF before 0.10",
         command=command,
         settings=(*shared, *settings_of(groups)),
-        rules=_SHARED,
+        rules=(_machine,),
         prefix="--",
         names=_LATER_NAMES,
     )
@@ -168,7 +124,7 @@ _RL = Table(
     system="OpenRLHF before 0.10",
     command="train_ppo_ray",
     settings=settings_of("openrlhf_shared openrlhf_ppo"),
-    rules=(*_SHARED, *_OF_RL),
+    rules=(_machine, _lengths, _policy, _images),
     prefix="--",
 )
 TABLES: Mapping[str, Table] = {
@@ -187,13 +143,17 @@ def dotted_table(command: Command) -> Table:
     """Return the conversion of a command line of OpenRLHF 0.10 or 0.11, whose flags are ours."""
     known = leaf_types(CONFIG_CLASSES[command])
     theirs = {one.flag: one.theirs for one in DIFFERENCES if one.command == command and one.teaches}
-    same = (to(name, name, default=theirs.get(name, OURS)) for name in known if name != _KEY)
-    fixed = (without(name, one.instead, one.value) for name, one in only_defaults(known).items() if name != _RING)
+    same = (Setting(name, theirs.get(name, OURS), (name,)) for name in known if name != _KEY)
+    fixed = [
+        Setting(name, one.value, says=one.instead, harmless=(one.value,))
+        for name, one in only_defaults(known).items()
+        if name != _RING
+    ]
     correction = (_CORRECTS, _CORRECTION_TYPE) if command == "train_ppo_ray" else ()
     return Table(
         system="OpenRLHF 0.11",
         command=command,
-        settings=(*same, *fixed, *(ruled(name) for name in (_KEY, _RING, *correction))),
+        settings=(*same, *fixed, *(Setting(name, by_rule=True) for name in (_KEY, _RING, *correction))),
         rules=(_dotted,),
         prefix="--",
     )
@@ -209,9 +169,6 @@ def _dotted(given: Given) -> Results:
         yield differs(_KEY, "the key is not written; set WANDB_API_KEY")
     if given.has(_RING) and given.whole(_RING) > 1:
         yield Flag("ds.ulysses_size", given.whole(_RING))
-        yield differs(_RING, "Ulysses splits attention heads, whose number it must divide")
+        yield differs(_RING, _DIVISOR)
     if given.has(_CORRECTS) and given[_CORRECTS]:
-        kind = given.text(_CORRECTION_TYPE) or "tis"
-        level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
-        yield Flag("algo.advantage.is_correction_level", level)
-        yield Flag("algo.advantage.is_correction_mode", mode)
+        yield from _correction(given.text(_CORRECTION_TYPE) or "tis")

@@ -1,448 +1,235 @@
-"""Bash scripts read without being run: the commands that a run would start, with their variables replaced."""
+"""Launch scripts in bash: assignments, references to variables and plain commands, split by `shlex`; nothing is run.
+
+Loops, conditions, functions, arrays and the output of commands are not read, and what they set stays without a value.
+"""
 
 from __future__ import annotations
 
-import fnmatch
-import os.path
+import math
+import os
 import re
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.shell_syntax import Commands, Compound, Node, Simple, parsed
-from lmm_r1.migrate.shell_values import arithmetic, as_shown, condition, parts, seen, unknown, unknowns
-from lmm_r1.migrate.shell_words import Piece, Word, pieces_in_quotes, pieces_of
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
-_PARAMETER = re.compile(r"(#|!)?([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_INSIDE = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"
+_REFERENCE = (
+    rf"\$\((?P<command>{_INSIDE})\)|`[^`]*`|\$\{{(?P<name>\w+|[@*])(?:(?P<mark>:?[-=])(?P<default>(?:[^{{}}]|\$\{{[^{{}}]*\}})*))?\}}"
+    r"|\$\{(?P<other>[^{}]*)\}|\$(?P<short>\d|[A-Za-z_]\w*|[@*#?$!-])"
+)
+_QUOTED = rf"\"(?:\\.|\$\({_INSIDE}\)|[^\"\\])*\""
+_COMMENT = r"(?<!\S)#[^\n]*"
+# `<OUTPUT_DIR>` of a README is a place to fill in, and no redirection.
+_PLACE = r"<[A-Za-z][\w.-]*>(?=[\s\"'/]|$)"
+_PART = re.compile(
+    rf"'[^']*'|{_QUOTED}|\\.|{_COMMENT}|(?<!\S)\d+(?=[<>])|(?<![^\s=:])~(?=/)|{_PLACE}|{_REFERENCE}", re.DOTALL
+)
+_PART_IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`])|\\.|{_REFERENCE}", re.DOTALL)
+_COMMAND = re.compile(
+    rf"(?:'[^']*'|{_QUOTED}|\\.|{_COMMENT}|\$\({_INSIDE}\)|(?!&&|\|\|)[^\n;'\"\\])*(?P<end>\n|;|&&|\|\||\Z)?",
+    re.DOTALL,
+)
+# A comment, or a blank after the backslash, ends a command in bash, though flags follow.
+_BROKEN = re.compile(
+    r"(?:\\[ \t]+(?:#[^\n]*)?\n|(?<=\\\n)(?:[ \t]*#[^\n]*\n)+)(?=[ \t]*(?:--[A-Za-z]|[+~]*\w+(?:\.\w+)+=))"
+)
+_HERE_DOCUMENT = re.compile(r"(?<![<\d])<<-?\s*['\"\\]?([A-Za-z_]\w*)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_OPERATORS = ";&|<>()"
+_BLOCKS = ("if", "for", "while", "until", "case", "select", "function", "{")
+_ENDS = ("fi", "done", "esac", "}")
+_BEFORE_COMMANDS = ("then", "else", "elif", "do", "!", "time")
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
-_SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh")
-_WITHOUT_EFFECT = ("set", "shift", "exit", "return", "trap", "wait", "let", "ulimit", "umask", "cd", "pushd", "popd")
-_OF_THE_USER = ("HOME", "USER")
-_OF_THE_SCRIPT = ("0", "BASH_SOURCE")
-_DEEPEST = 10
-"""Functions, and scripts in quotes, that may be inside of one another."""
-
-Value: TypeAlias = "str | list[str]"
-Status: TypeAlias = "bool | None"
-"""Whether a command succeeds; None if only a run would know."""
+_SETTING = ("for", "select", "read", "mapfile", "readarray", "getopts", "unset")
+_SUCCEEDING = ("=", "cd", "mkdir", "source", ".", *_DECLARING)
+_ARRAY = "an array"
+_KEPT_BLANK = "\u00a0"
+"""A blank in what has no value, at which shlex splits no word."""
 
 
-@dataclass(frozen=True)
-class StartedCommand:
-    """A command that a run of the script would start."""
+class CommandLine(NamedTuple):
+    """A command of a script, with the values of its variables."""
 
     words: tuple[str, ...]
-    """Its words; they may hold unknown parts, which `shell_values` describes."""
+    """References to variables without a value are kept as they are: `${NAME}`."""
     line: int
 
 
-Run: TypeAlias = "Generator[StartedCommand, None, Status]"
-
-
 class Script:
-    """A bash file that is read from its beginning to its end."""
+    """What is read of a script."""
 
     def __init__(self, text: str, *, path: Path, given: Mapping[str, str]) -> None:
-        """Read the file's syntax.
+        """Read the script from its beginning to its end.
 
         Args:
             given: values of variables, which the script does not change.
 
         Raises:
-            UserError: a quote, a bracket or a condition is not closed.
+            UserError: a quote is not closed.
         """
-        self._path = path
-        self._given = given
-        self._variables: dict[str, Value] = dict(given)
-        self._functions: dict[str, Commands] = {}
-        self._arguments: list[str] = []
-        self._depth = 0
-        self._commands = parsed(text, path=path)
-        self.why: dict[str, str] = {}
-        """Why parts of words are unknown, by what the script says for them."""
-        self.left_out: dict[str, str] = {}
-        """Lines that were not read, and why."""
+        self.commands: list[CommandLine] = []
+        self.in_blocks: list[tuple[CommandLine, str]] = []
+        """Commands that are not read, and what they are in."""
+        self.blocks: dict[int, str] = {}
+        """What is not read, by the number of its first line."""
+        self.broken: list[int] = []
+        """Lines after which a command would end in bash, and is read on."""
+        self.why_open: dict[str, str] = {}
+        """Why parts of words have no value, by how the words have them."""
+        self._path, self._given = path, given
+        self._variables = {name: os.environ[name] for name in ("HOME", "USER") if name in os.environ}
+        self._variables |= {"PWD": ".", "@": "", "*": "", **given}
+        self._unread: dict[str, str] = {}
+        self._open: list[str] = []
+        self._before = ""
+        text = text.replace("\r\n", "\n")
+        self.broken = [text.count("\n", 0, match.start()) + 1 for match in _BROKEN.finditer(text)]
+        self._read(_BROKEN.sub(lambda match: "\\\n" * match[0].count("\n"), text) + "\n", first=1)
 
-    def commands(self) -> Generator[StartedCommand, None, Status]:
-        """Yield the commands in the order of a run."""
-        return self._sequence(self._commands, maybe=False)
+    def _read(self, text: str, *, first: int) -> None:
+        position, after = 0, ""
+        while position < len(text):
+            match = _COMMAND.match(text, position)
+            assert match is not None, "it matches nothing as well"
+            line = first + text.count("\n", 0, position)
+            if match["end"] is None:
+                opened = line + match[0].count("\n")
+                what = f"a quote {text[match.end()]} is opened and not closed"
+                raise UserError(f"{self._path}:{opened}: {what}; close it")
+            command, position = match[0].removesuffix(match["end"]), match.end()
+            try:
+                self._split(command, line, after=after)
+            except ValueError as error:
+                raise UserError(f"{self._path}:{line}: not read: {error}; {INSTEAD}") from error
+            after = match["end"] if command.strip() else after
+            # The document of `read` is often the flags of a command.
+            if (document := _HERE_DOCUMENT.search(command)) and not command.lstrip().startswith("read "):
+                end = re.compile(rf"^\s*{document[1]}\s*$", re.MULTILINE).search(text, position)
+                position = end.end() + 1 if end else len(text)
 
-    def _sequence(self, commands: Commands, *, maybe: bool) -> Run:
-        status: Status = True
-        before: Node | None = None
-        for joiner, node in commands:
-            if (joiner, status) in (("&&", False), ("||", True)):
+    def _split(self, text: str, line: int, *, after: str) -> None:
+        """Read a command, of which a part may be in parentheses or after a pipe."""
+        lexer = shlex.shlex(self._expanded(text, line), posix=True, punctuation_chars=_OPERATORS)
+        lexer.commenters, lexer.whitespace_split = "", True
+        words: list[str] = []
+        redirected = False
+        for token in [*lexer, ";"]:
+            if not token or token.strip(_OPERATORS):
+                words += [] if redirected else [token]
                 continue
-            # Commands succeed as a rule; of a test without a known result neither side is more likely.
-            unsure = status is None and (joiner == "||" or (joiner == "&&" and _tests(before)))
-            status = yield from self._node(node, maybe=maybe or unsure)
-            before = node
-        return status
-
-    def _node(self, node: Node, *, maybe: bool) -> Run:
-        if isinstance(node, Simple):
-            return (yield from self._simple(node, maybe=maybe))
-        match node.kind:
-            case "test":
-                return condition([self._joined(word) for word in node.words]) if node.words else None
-            case "group":
-                return (yield from self._sequence(node.body, maybe=maybe))
-            case "function":
-                self._functions[node.name] = node.body
-            case "if":
-                yield from self._branches(node, maybe=maybe)
-            case "for":
-                yield from self._for(node, maybe=maybe)
-            case "while":
-                ((test, body),) = node.branches
-                status = yield from self._sequence(test, maybe=maybe)
-                if status is not node.until or status is None:
-                    # Once, as a run begins it.
-                    yield from self._sequence(body, maybe=maybe or status is False)
-            case "case":
-                yield from self._choice(node, maybe=maybe)
-        return None
-
-    def _branches(self, node: Compound, *, maybe: bool) -> Run:
-        for test, body in node.branches:
-            status = yield from self._sequence(test, maybe=maybe)
-            if status is not False:
-                yield from self._sequence(body, maybe=maybe or status is None)
-            if status is True:
-                return None
-            maybe = maybe or status is None
-        yield from self._sequence(node.body, maybe=maybe)
-        return None
-
-    def _for(self, node: Compound, *, maybe: bool) -> Run:
-        words = [text for word in node.words or () for text in self._expanded(word)]
-        if len(words) == 1:
-            self._set(node.name, words[0], line=node.line, maybe=maybe)
-            yield from self._sequence(node.body, maybe=maybe)
-        elif words or node.words is None:
-            if node.name:
-                self._forget(node.name, f"line {node.line} sets it in a loop")
-            yield from self._sequence(node.body, maybe=maybe or bool(node.name))
-        return None
-
-    def _choice(self, node: Compound, *, maybe: bool) -> Run:
-        (word,) = node.words or ()
-        text = seen(self._joined(word))
-        for patterns, body in node.cases:
-            if text is None:
-                yield from self._sequence(body, maybe=True)
-            elif any(fnmatch.fnmatchcase(text, seen(self._joined(pattern)) or "") for pattern in patterns):
-                yield from self._sequence(body, maybe=maybe)
-                return None
-        return None
-
-    def _simple(self, node: Simple, *, maybe: bool) -> Run:
-        assigned = 0
-        while assigned < len(node.words) and _assignment(node.words[assigned]):
-            assigned += 1
-        if assigned == len(node.words):
-            for word in node.words:
-                self._assign(word, maybe=maybe)
-            return True
-        words = node.words[assigned:]
-        if words[0].plain in _DECLARING:
-            for word in words[1:]:
-                if _assignment(word):
-                    self._assign(word, maybe=maybe)
-            return True
-        # A blank after a backslash that should end the line is a word of its own.
-        texts = [text for word in words for text in self._expanded(word) if not text or text.strip()]
-        if not texts:
-            return True
-        if node.stdin is not None and texts[0] == "read":
-            self._read(texts[1:], self._joined(node.stdin), line=node.line, maybe=maybe)
-            return None
-        return (yield from self._start(texts, line=node.line, maybe=maybe))
-
-    def _start(self, texts: list[str], *, line: int, maybe: bool) -> Run:
-        first, *others = texts
-        if first in ("[", "test"):
-            return condition(others[:-1] if first == "[" else others)
-        if first in ("true", ":", "false"):
-            return first != "false"
-        if first in ("read", "mapfile", "readarray"):
-            for name in others:
-                if re.fullmatch(r"[A-Za-z_]\w*", name):
-                    self._forget(name, f"line {line} reads it while the script runs")
-            return None
-        if first == "unset":
-            for name in others:
-                self._variables.pop(name, None)
-            return True
-        if first in self._functions:
-            return (yield from self._inner(self._functions[first], maybe=maybe, arguments=others))
-        shell = next((place for place, text in enumerate(texts) if text in _SHELLS), None)
-        inner = " ".join(others) if first == "eval" else ""
-        if shell is not None and len(texts) > shell + 2 and re.fullmatch(r"-\w*c", texts[shell + 1]):
-            inner = inner or texts[shell + 2]
-        if inner or first == "eval":
-            return (yield from self._inner(parsed(inner, path=self._path, line=line), maybe=maybe))
-        if first not in _WITHOUT_EFFECT:
-            yield StartedCommand(tuple(texts), line)
-        return None
-
-    def _inner(self, body: Commands, *, maybe: bool, arguments: list[str] | None = None) -> Run:
-        """Run a function, or a script that is a word of a command and has the arguments of this one."""
-        if self._depth >= _DEEPEST:
-            return None
-        before, self._arguments = self._arguments, self._arguments if arguments is None else arguments
-        self._depth += 1
-        try:
-            return (yield from self._sequence(body, maybe=maybe))
-        finally:
-            self._depth -= 1
-            self._arguments = before
-
-    def _read(self, names: Sequence[str], text: str, *, line: int, maybe: bool) -> None:
-        """Set what `read` sets from text of the script itself."""
-        lists = any(name.startswith("-") and "a" in name for name in names)
-        variables = [name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)]
-        if variables:
-            value = text.split() if lists else text.strip()
-            self._set(variables[-1 if lists else 0], value, line=line, maybe=maybe)
-
-    def _assign(self, word: Word, *, maybe: bool) -> None:
-        match = _assignment(word)
-        assert match is not None
-        name, plus = match.groups()
-        before = self._variables.get(name) if plus else None
-        value: Value
-        if word.array is not None:
-            value = [text for element in word.array for text in self._expanded(element)]
-            if plus and maybe:
-                self.left_out[" ".join(map(as_shown, value))] = f"line {word.line} adds it under a condition"
-                return
-            value = (before if isinstance(before, list) else [before] if before else []) + value
-        else:
-            rest = _after(word, match.end())
-            value = self._joined(rest)
-            if rest.pieces and not rest.pieces[0].quoted and value.startswith("~/"):
-                value = self._value("HOME") + value[1:]
-            if isinstance(before, list):
-                value = [*before[:-1], before[-1] + value] if before else [value]
+            if redirected := "<" in token or ">" in token:
+                continue
+            if token[0] == "(" and words and (match := _ASSIGNMENT.fullmatch(words[-1])) and not match[3]:
+                self._forget([match[1]], line, _ARRAY)
+                self.blocks.setdefault(line, _ARRAY)
+                self._open.append(_ARRAY)
             else:
-                value = (before or "") + value
-        self._set(name, value, line=word.line, maybe=maybe)
+                self._command(words, line, after=after)
+            if ")" in token and self._open[-1:] == [_ARRAY]:
+                self._open.pop()
+            words = []
 
-    def _set(self, name: str, value: Value, *, line: int, maybe: bool) -> None:
-        if name in self._given or value == self._variables.get(name):
+    def _command(self, words: list[str], line: int, *, after: str) -> None:
+        if not words:
             return
-        if maybe:
-            self._forget(name, f"line {line} sets it under a condition")
-        else:
-            self._variables[name] = value
-
-    def _forget(self, name: str, why: str) -> None:
-        """Remember that only a run would know a variable."""
-        if name not in self._given:
-            self._variables[name] = unknown(f"${{{name}}}")
-            self.why[f"${{{name}}}"] = why
-
-    def _joined(self, word: Word) -> str:
-        """Return a word with its variables replaced, as one text."""
-        return "".join(self._text(piece, word.line) for piece in word.pieces)
-
-    def _expanded(self, word: Word) -> list[str]:
-        """Return a word with its variables replaced; it may become several words, or none."""
-        texts = [""]
-        exists = any(piece.quoted and piece.kind == "text" for piece in word.pieces)
-        for place, piece in enumerate(word.pieces):
-            if piece.kind == "text":
-                home = place == 0 and not piece.quoted and piece.text.startswith("~/")
-                texts[-1] += self._value("HOME") + piece.text[1:] if home else piece.text
-                continue
-            value = (
-                self._parameter(piece.text, word.line) if piece.kind == "parameter" else self._text(piece, word.line)
-            )
-            if isinstance(value, list):
-                values = value if piece.quoted else [part for one in value for part in one.split()]
-            elif piece.quoted:
-                values, exists = [value], True
+        first = next((word for word in words if word not in _BEFORE_COMMANDS), "")
+        if self._open[-1:] != [_ARRAY] and (first in _BLOCKS or words[-1] == "{"):
+            if not self._open:
+                self.blocks[line] = f"`{first}`"
+            self._open.append(f"`{first}`")
+        assigned = [match for match in map(_ASSIGNMENT.fullmatch, words) if match]
+        if self._open:
+            others = words[1:] if first in _SETTING else ()
+            self._forget([*(match[1] for match in assigned), *others], line, self._open[0])
+            self.in_blocks.append((_shown(words, line), self._open[0]))
+            if first in _ENDS and self._open[-1] != _ARRAY:
+                self._open.pop()
+        elif first in _SETTING:
+            self._forget(words[1:], line, f"`{first}`")
+        elif first in _DECLARING or len(assigned) == len(words):
+            if after in ("&&", "||") and self._before not in _SUCCEEDING:
+                self._forget([match[1] for match in assigned], line, f"a condition, {after}")
             else:
-                values, exists = parts(value), exists or bool(unknowns(value))
-            for number, one in enumerate(values):
-                if number:
-                    texts.append("")
-                texts[-1] += one
-        return [text for text in texts if text or (exists and len(texts) == 1)]
+                self._assign(assigned)
+            first = "="
+        elif inner := _inner_script(words):
+            self._read(inner + "\n", first=line)
+        else:
+            self.commands.append(_shown(words, line))
+        self._before = first
 
-    def _text(self, piece: Piece, line: int) -> str:
-        if piece.kind == "text":
-            return piece.text
-        if piece.kind == "arithmetic":
-            text = self._in_quotes(piece.text, line)
-            result = arithmetic(text, lambda name: self._value(name, line))
-            return self._unknown(f"$(({piece.text}))", line) if result is None else str(result)
-        if piece.kind == "command":
-            return self._output(piece.text, line)
-        value = self._parameter(piece.text, line)
-        return " ".join(value) if isinstance(value, list) else value
+    def _assign(self, assigned: Iterable[re.Match[str]]) -> None:
+        for name, plus, value in (match.groups() for match in assigned):
+            if name not in self._given and not (plus and name in self._unread):
+                self._variables[name] = (self._variables.get(name, "") if plus else "") + value
+                self._unread.pop(name, None)
 
-    def _in_quotes(self, text: str, line: int) -> str:
-        return "".join(self._text(piece, line) for piece in pieces_in_quotes(text, path=self._path, line=line))
+    def _forget(self, names: Iterable[str], line: int, what: str) -> None:
+        for name in names:
+            if name not in self._given:
+                self._variables.pop(name, None)
+                self._unread[name] = f"line {line} sets it by {what}, which is not read"
 
-    def _unknown(self, shown: str, line: int) -> str:
-        self.why[as_shown(shown)] = f"line {line}: only a run of the script would know it"
-        return unknown(shown)
+    def _expanded(self, text: str, line: int) -> str:
+        """Return text with its variables replaced, such that shlex splits it as bash would."""
 
-    def _value(self, name: str, line: int = 0) -> str:
-        """Return the value of a variable; text that stands for it if it has none."""
-        value = self._variables.get(name)
+        def in_quotes(match: re.Match[str]) -> str:
+            if match["escaped"] or match[0][0] == "\\":
+                return match["escaped"] or match[0].replace("\\\n", "")
+            return re.sub(r"[\\\"]", r"\\\g<0>", self._value(match, line))
+
+        def part(match: re.Match[str]) -> str:
+            found = match[0]
+            if found[0] in "'\\":
+                return found if found != "\\\n" else ""
+            if found[0] == '"':
+                return "" if re.fullmatch(r"\"\$\{?[@*]\}?\"", found) else _PART_IN_QUOTES.sub(in_quotes, found)
+            if found[0] == "#" or found.isdigit():
+                return ""
+            value = found if found[0] == "<" else self._variables["HOME"] if found == "~" else self._value(match, line)
+            # What is assigned is not split at blanks.
+            assigned = re.search(r"(?:^|\s)[A-Za-z_]\w*\+?=\S*\Z", text[: match.start()])
+            return re.sub(r"\W" if assigned else r"[^\w\s]", r"\\\g<0>", value)
+
+        return _PART.sub(part, text)
+
+    def _value(self, match: re.Match[str], line: int) -> str:
+        """Return the value of a reference; as it is written if it has none."""
+        command, name = match["command"], match["name"] or match["short"]
+        if command == "pwd":
+            return "."
+        if command and command[0] == "(":
+            name_of = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+            numbers = name_of.sub(lambda one: self._variables.get(one[1], one[0]), command[1:-1])
+            if re.fullmatch(r"\s*\d+(?:\s*[*+]\s*\d+)*\s*", numbers):
+                return str(sum(math.prod(map(int, term.split("*"))) for term in numbers.split("+")))
+        value = self._variables.get(name) if name else None
+        mark, default = match["mark"] or "", match["default"]
+        if default is not None and name not in self._unread and (value is None or (mark[0] == ":" and not value)):
+            value = " ".join(shlex.split(self._expanded(default, line)))
+            if mark[-1] == "=":
+                self._variables[name] = value
         if value is not None:
-            return value if isinstance(value, str) else next(iter(value), "")
-        if name == "PWD":
-            return "."
-        if name in _OF_THE_SCRIPT:
-            return str(self._path)
-        if name in _OF_THE_USER and name in os.environ:
-            return os.environ[name]
-        if name == "#":
-            return str(len(self._arguments))
-        if name.isdigit() and int(name) <= len(self._arguments):
-            return self._arguments[int(name) - 1]
-        if name in "?$!-" or name in ("RANDOM", "SECONDS", "HOSTNAME", "LINENO"):
-            return self._unknown(f"${name}", line)
-        shown = f"${{{name}}}"
-        what = "an argument of the script" if name.isdigit() else "not set in the script"
-        self.why.setdefault(shown, f"line {line}: {what}")
-        return unknown(shown, unset=True)
-
-    def _parameter(self, body: str, line: int) -> Value:
-        """Return what `${body}` is."""
-        match = _PARAMETER.fullmatch(body)
-        if match is None:
-            return self._unknown(f"${{{body}}}", line)
-        mark, name, index, rest = match.groups()
-        if mark == "#" and not rest:
-            value = self._variables.get(name, "")
-            counted = value if index in ("@", "*") and isinstance(value, list) else seen(self._value(name, line))
-            return self._unknown(f"${{{body}}}", line) if counted is None else str(len(counted))
-        if mark:
-            return self._unknown(f"${{{body}}}", line)
-        if name in ("@", "*"):
-            return list(self._arguments)
-        if index in ("@", "*"):
-            value = self._variables.get(name, [])
-            return list(value) if isinstance(value, list) else [value]
-        text = self._value(name, line) if index is None else self._element(name, index, line)
-        return self._changed(body, text, rest, name=name, line=line) if rest else text
-
-    def _element(self, name: str, index: str, line: int) -> str:
-        value = self._variables.get(name)
-        if name in _OF_THE_SCRIPT:
-            return str(self._path)
-        place = arithmetic(self._in_quotes(index, line), lambda variable: self._value(variable, line))
-        if not isinstance(value, list) or place is None or not -len(value) <= place < len(value):
-            return self._unknown(f"${{{name}[{index}]}}", line)
-        return value[place]
-
-    def _changed(self, body: str, text: str, rest: str, *, name: str, line: int) -> Value:
-        """Return what an operator in `${...}` makes of a value."""
-        sees = seen(text)
-        if match := re.match(r":?[-=+?]", rest):
-            isset = sees is None or (sees != "" if match[0][0] == ":" else name in self._variables or sees != "")
-            if match[0][-1] == "+":
-                return self._joined_pieces(rest[match.end() :], line) if isset else ""
-            if isset or match[0][-1] == "?":
-                return text
-            value = self._joined_pieces(rest[match.end() :], line)
-            if match[0][-1] == "=":
-                self._set(name, value, line=line, maybe=False)
             return value
-        if sees is None or (sees == "" and unknowns(text)):
-            return unknown(f"${{{body}}}", unset=sees is not None)
-        changed = _edited(sees, rest, self._in_quotes)
-        return self._unknown(f"${{{body}}}", line) if changed is None else changed
-
-    def _joined_pieces(self, text: str, line: int) -> str:
-        return "".join(self._text(piece, line) for piece in pieces_of(text, path=self._path, line=line))
-
-    def _output(self, text: str, line: int) -> str:
-        """Return what a few commands without effect print; text that stands for the output of any other."""
-        shown = f"$({as_shown(text)})"
-        try:
-            nodes = [node for _, node in parsed(text, path=self._path, line=line)]
-        except UserError:
-            return self._unknown(shown, line)
-        simple = [node for node in nodes if isinstance(node, Simple)]
-        texts = [[one for word in node.words for one in self._expanded(word)] for node in simple]
-        if len(simple) < len(nodes) or any(seen(one) is None for words in texts for one in words):
-            return self._unknown(shown, line)
-        printed = _printed(texts)
-        return self._unknown(shown, line) if printed is None else printed
+        shown = f"${{{name}}}" if name else match[0]
+        known = self._unread.get(name or re.split(r"\W", match["other"] or "", maxsplit=1)[0])
+        self.why_open[shown] = known or f"line {line}: the script gives it no value"
+        return re.sub(r"\s", _KEPT_BLANK, shown)
 
 
-def _tests(node: Node | None) -> bool:
-    if isinstance(node, Simple):
-        return bool(node.words) and node.words[0].plain in ("[", "test")
-    return isinstance(node, Compound) and node.kind == "test"
+INSTEAD = "write the command's settings as a YAML file, or the command with its values into a file of its own"
 
 
-def _assignment(word: Word) -> re.Match[str] | None:
-    first = word.pieces[0] if word.pieces else None
-    return None if first is None or first.quoted or first.kind != "text" else _ASSIGNMENT.match(first.text)
+def _shown(words: Iterable[str], line: int) -> CommandLine:
+    return CommandLine(tuple(word.replace(_KEPT_BLANK, " ") for word in words), line)
 
 
-def _after(word: Word, count: int) -> Word:
-    """Return a word without the first characters of its first piece."""
-    first, *others = word.pieces
-    rest = first.text[count:]
-    return Word(word.line, [Piece("text", rest), *others] if rest else others)
-
-
-def _edited(text: str, rest: str, expand: Callable[[str, int], str]) -> str | None:
-    """Return a text after `,,`, `##pattern`, `%pattern`, `/pattern/text` or `:start:length`; None for anything else."""
-    if rest in (",,", "^^"):
-        return text.lower() if rest == ",," else text.upper()
-    if match := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
-        return _trimmed(text, match[1], seen(expand(match[2], 0)) or "")
-    if match := re.fullmatch(r"/(/?)([^/]+)(?:/(.*))?", rest, re.DOTALL):
-        pattern = re.compile(fnmatch.translate(match[2]).removesuffix(r"\Z").removesuffix(r"\z"))
-        replacement = seen(expand(match[3] or "", 0)) or ""
-        return pattern.sub(lambda _: replacement, text, count=0 if match[1] else 1)
-    if match := re.fullmatch(r":(\d+)(?::(\d+))?", rest):
-        start = int(match[1])
-        return text[start : start + int(match[2])] if match[2] else text[start:]
-    return None
-
-
-def _trimmed(text: str, how: str, pattern: str) -> str:
-    """Return a text without its shortest, or longest, beginning or end of a pattern."""
-    lengths = range(len(text) + 1) if len(how) == 1 else range(len(text), -1, -1)
-    for length in lengths:
-        if how[0] == "#" and fnmatch.fnmatchcase(text[:length], pattern):
-            return text[length:]
-        if how[0] == "%" and fnmatch.fnmatchcase(text[len(text) - length :], pattern):
-            return text[: len(text) - length]
-    return text
-
-
-def _printed(commands: Sequence[Sequence[str]]) -> str | None:
-    """Return what the commands of `$(...)` print if that needs no run; None otherwise."""
-    match [[seen(text) or "" for text in words] for words in commands]:
-        case [["pwd"]]:
-            return "."
-        case [["cd", folder], ["pwd", *_]]:
-            return os.path.normpath(folder)
-        case [["echo", *words]] if not any(word.startswith("-") for word in words):
-            return " ".join(words)
-        case [["basename", name, *suffix]]:
-            return os.path.basename(name.rstrip("/")).removesuffix("".join(suffix[:1]))
-        case [["dirname", name]]:
-            return os.path.dirname(name.rstrip("/")) or "."
-        case [["realpath", name]] | [["readlink", "-f", name]]:
-            return os.path.normpath(name)
-        case [["date"]]:
-            return time.strftime("%c")
-        case [["date", format]] if format.startswith("+") and not re.search(r"%[^a-zA-Z%]|%[NP]", format):
-            return time.strftime(format[1:])
-    return None
+def _inner_script(words: list[str]) -> str:
+    """Return the text that a command runs as a script."""
+    for shell, flag, text in zip(words, words[1:], words[2:], strict=False):
+        if PurePosixPath(shell).name in ("bash", "sh", "zsh") and re.fullmatch(r"-\w*c", flag):
+            return text
+    return " ".join(words[1:]) if words[0] == "eval" else ""

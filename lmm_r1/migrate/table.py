@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import json
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import yaml
 
@@ -45,25 +44,15 @@ TO_FILL_IN = re.compile(
 """What a published file leaves to whoever uses it: variables without a value, and places such as [YOUR_IMAGES_DIR]."""
 
 
-_SECRET = re.compile(r"api_?key|(?:hf|wandb|access|auth)_?(?:key|token)|secret|password|use_wandb", re.IGNORECASE)
-_LONGEST_SAID = 60
-"""Characters of a value in a note."""
-
-
-class _Default(enum.Enum):
-    OURS = "ours"
-
-
-OURS: Final = _Default.OURS
+OURS: Final = object()
 """Used instead of a default: if the setting is not given, ours applies."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """A setting of another system: flags of ours that take its value, or a rule that reads it, or neither."""
 
     name: str
-    default: object = OURS
+    default: object = None
     """Their default; if ours differs, it is written to the file, so that the run stays the same."""
     flags: tuple[str, ...] = ()
     """Ours, which take the value as it is."""
@@ -71,7 +60,7 @@ class Setting:
     """Whether a rule makes flags or notes of it, together with others."""
     says: str = ""
     """What replaces it here; for a setting without a counterpart, the reason and what to do."""
-    harmless: tuple[object, ...] = ()
+    harmless: Sequence[object] = ()
     """Values of a setting without counterpart that ask for nothing but what happens here anyway."""
 
 
@@ -86,15 +75,17 @@ def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
     for rows in map(_groups().__getitem__, groups.split()):
         for name, row in rows.get("flags", {}).items():
             flags, *default = row if isinstance(row, list) else [row]
-            named = [flag.format(**words) for flag in (flags if isinstance(flags, list) else [flags])]
-            taken.append(to(name, *named, default=default[0] if default else OURS))
-        taken += [ruled(name, default) for name, default in rows.get("by_rule", {}).items()]
-        explained = rows.get("explained", {}).items()
-        taken += [Setting(name=name, by_rule=True, says=says, default=default) for name, (says, default) in explained]
-        taken += [without(name, *row) for name, row in rows.get("no_counterpart", {}).items()]
-        taken += [ruled(name) for name in rows.get("by_rule_names", "").split()]
-        taken += [without(name, why, None) for why, names in rows.get("absent", {}).items() for name in names.split()]
-        taken += [without(name, NOT_NEEDED) for name in rows.get("not_needed", "").split()]
+            named = (flag.format(**words) for flag in (flags if isinstance(flags, list) else [flags]))
+            taken.append(Setting(name, default[0] if default else OURS, tuple(named)))
+        for name, default in rows.get("by_rule", {}).items():
+            taken.append(Setting(name, default, by_rule=True))
+        for name, (says, default) in rows.get("explained", {}).items():
+            taken.append(Setting(name, default, by_rule=True, says=says))
+        taken += [Setting(name, by_rule=True) for name in rows.get("by_rule_names", "").split()]
+        for name, (says, *harmless) in rows.get("no_counterpart", {}).items():
+            taken.append(Setting(name, harmless[0], says=says, harmless=harmless))
+        for why, names in {**rows.get("absent", {}), NOT_NEEDED: rows.get("not_needed", "")}.items():
+            taken += [Setting(name, says=why, harmless=(None,)) for name in names.split()]
     return tuple(taken)
 
 
@@ -108,31 +99,14 @@ def _groups() -> Mapping[str, Mapping[str, Any]]:
     return yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
 
 
-def to(name: str, *flags: str, default: object = OURS) -> Setting:
-    """Return a setting whose value is that of flags of ours."""
-    return Setting(name=name, flags=flags, default=default)
-
-
-def ruled(name: str, default: object = None) -> Setting:
-    """Return a setting that a rule reads."""
-    return Setting(name=name, by_rule=True, default=default)
-
-
-def without(name: str, says: str, *harmless: object) -> Setting:
-    """Return a setting without counterpart, whose default is the first of its harmless values."""
-    return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
-
-
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """A flag of ours and its value."""
 
     name: str
     value: object
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """What a user should know of one setting's conversion."""
 
     kind: NoteKind
@@ -142,17 +116,11 @@ class Note:
 
 
 Results: TypeAlias = "Iterator[Flag | Note]"
-
-
+Rule: TypeAlias = "Callable[[Given], Results]"
 lacks = functools.partial(Note, "without counterpart")
 differs = functools.partial(Note, "another meaning")
 derived = functools.partial(Note, "derived")
 """Notes of each kind: on a setting, on one that means something else here, on flags made of several settings."""
-
-
-def idle(given: Given, text: str, *subjects: str) -> Results:
-    """Yield a note on each of the settings that the run gives, all of which have no use."""
-    yield from (lacks(subject, text) for subject in subjects if given.has(subject))
 
 
 def trackers(given: Given, setting: str, *silent: str) -> Results:
@@ -164,12 +132,18 @@ def trackers(given: Given, setting: str, *silent: str) -> Results:
             yield lacks(setting, f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
 
 
-def listed(value: object) -> Sequence[object]:
+def checkpoints_kept(given: Given, limit: str, only_model: str) -> Results:
+    """Yield how many checkpoints are kept, without a limit or with a negative one all, and in which form."""
+    most = -1 if given[limit] is None else given.whole(limit)
+    yield Flag("ckpt.max_num", KEEP_ALL if most < 0 else most)
+    if given.switch(only_model):
+        yield Flag("ckpt.save_hf", True)
+        yield differs(only_model, "each checkpoint has the model, and what a stopped run resumes from")
+
+
+def listed(value: object) -> list[object]:
     """Return a list as it is, and any other value as a list of it."""
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-Rule: TypeAlias = "Callable[[Given], Results]"
+    return value if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,80 +168,70 @@ class Table:
         return {setting.name: setting for setting in self.settings}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """What became of a run's settings."""
-
-    command: Command
-    flags: Mapping[str, object]
-    """By the dotted names of ours."""
-    defaults: tuple[str, ...]
-    """Flags that hold a default of theirs, because nothing was given for them."""
-    notes: tuple[Note, ...]
-    open: tuple[OpenPlace, ...] = ()
-    """Values to fill in before a run."""
-    values: Mapping[str, str] = field(default_factory=dict)
-    """What the file gives for each setting, to be shown."""
-
-
-@dataclass(frozen=True)
-class OpenPlace:
+class OpenPlace(NamedTuple):
     """A part of a value that the file leaves open."""
 
     flag: str
     text: str
     """As the file writes it."""
-    why: str = ""
+    why: str
+
+
+class Conversion(NamedTuple):
+    """What became of a run's settings."""
+
+    command: Command
+    flags: Mapping[str, object]
+    """By the dotted names of ours."""
+    defaults: Sequence[str]
+    """Flags that hold a default of theirs, because nothing was given for them."""
+    notes: Sequence[Note]
+    open: Sequence[OpenPlace]
+    """Values to fill in before a run."""
 
 
 class Given:
     """A run's values by their names, with the defaults of the system underneath."""
 
     def __init__(self, values: Mapping[str, object], table: Table) -> None:
-        self._values = values
-        self._settings = table.by_name
-        self._prefix = table.prefix
+        self._values, self._settings, self._prefix = values, table.by_name, table.prefix
+        self.read: set[str] = set()
+        """Names of the settings that rules have read."""
 
     def __getitem__(self, name: str) -> object:
-        if name in self._values:
-            return self._values[name]
-        default = self._settings[name].default
-        return None if default is OURS else default
+        self.read.add(name)
+        value = self._values.get(name, self._settings[name].default)
+        return None if value is OURS else value
 
     def has(self, name: str) -> bool:
-        """Return whether the run gives a value."""
+        """Return whether the run gives a value; this counts as reading it."""
+        self.read.add(name)
         return name in self._values
 
     def number(self, name: str) -> float:
         """Return the value as a number; raises UserError for what is none."""
-        value = self[name]
         try:
-            return float(str(value))
+            return float(str(self[name]))
         except ValueError:
             raise self._wrong(name, "a number") from None
 
     def whole(self, name: str) -> int:
         """Return the value as a whole number; raises UserError for what is none."""
-        number = self.number(name)
-        if number % 1:
+        if (number := self.number(name)) % 1:
             raise self._wrong(name, "a whole number")
         return int(number)
 
     def switch(self, name: str) -> bool:
         """Return the value as true or false; raises UserError for what is neither."""
-        value = self[name]
-        if not isinstance(value, bool):
+        if not isinstance(value := self[name], bool):
             raise self._wrong(name, "true or false")
         return value
 
     def text(self, name: str) -> str | None:
         """Return the value as text, None if there is none; raises UserError for a list or a group."""
-        value = self[name]
-        if value is None or value == "":
-            return None
-        if isinstance(value, (list, dict)):
+        if isinstance(value := self[name], (list, dict)):
             raise self._wrong(name, "one text")
-        return str(value)
+        return None if value in (None, "") else str(value)
 
     def group(self, name: str) -> Mapping[str, object]:
         """Return the values that are nested in a setting, or in its JSON; raises UserError for any other value."""
@@ -277,9 +241,7 @@ class Given:
                 value = json.loads(value)
             except json.JSONDecodeError as error:
                 raise UserError(f"{self._prefix}{name} {value!r} is not valid JSON: {error}") from error
-        if value in (None, ""):
-            return {}
-        if not isinstance(value, dict):
+        if not isinstance(value := value or {}, dict):
             raise self._wrong(name, "a group of settings")
         return value
 
@@ -309,38 +271,38 @@ def convert(
     Raises:
         UserError: a value is not of the kind that its setting has.
     """
-    known = dotted.leaf_types(CONFIG_CLASSES[table.command])
     config_class: Any = CONFIG_CLASSES[table.command]
+    known = dotted.leaf_types(config_class)
     given = Given(values, table)
     flags: dict[str, object] = {}
     theirs: dict[str, object] = {}
     notes: list[Note] = []
-    for setting in table.settings:
-        value = given[setting.name]
-        if setting.flags:
-            for flag in setting.flags:
-                if given.has(setting.name):
-                    # Nothing is given as `null`, unless that is a value of ours.
-                    if value is not None or type(None) in typing.get_args(known[flag]):
-                        flags[flag] = value
-                elif setting.default is not OURS:
-                    theirs[flag] = value
-        elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
-            notes.append(lacks(setting.name, setting.says))
+    for name, default, own, by_rule, says, harmless in table.settings:
+        value = values.get(name, default)
+        if name in values:
+            # Nothing is given as `null`, unless that is a value of ours.
+            taking = (flag for flag in own if value is not None or type(None) in typing.get_args(known[flag]))
+            flags |= dict.fromkeys(taking, value)
+            notes += [lacks(name, says)] if not own and not by_rule and value not in harmless else []
+        elif value is not OURS:
+            theirs |= dict.fromkeys(own, value)
     for rule in table.rules:
         for result in rule(given):
             if isinstance(result, Note):
                 notes.append(result)
             else:
                 flags[result.name] = result.value
+    for one in table.settings:
+        if one.by_rule and one.name not in given.read and values.get(one.name, one.default) != one.default:
+            notes.append(lacks(one.name, "it has no effect with the other settings"))
     ours = _our_defaults(config_class(), flags)
     others = {flag: value for flag, value in theirs.items() if _plain(dotted.get(ours, flag)) != _plain(value)}
     defaults = [flag for flag in others if flag not in flags]
     flags = {**others, **flags}
     for name in values:
         if name not in table.by_name:
-            says = next((says for part, says in table.families.items() if part in name), None)
-            notes.append(lacks(name, says or f"not known as a setting of {table.system}"))
+            why = (why for part, why in table.families.items() if part in name)
+            notes.append(lacks(name, next(why, f"not known as a setting of {table.system}")))
     in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     run = dotted.replace(config_class(), in_order)
@@ -349,16 +311,14 @@ def convert(
         is_default = value == _plain(dotted.get(ours, flag))
         if not is_default and not has_effect(flag, run, or_warns=flag not in defaults):
             del in_order[flag], flags[flag]
-            given_as = [one.name for one in table.settings if flag in one.flags and given.has(one.name)]
+            given_as = [one.name for one in table.settings if flag in one.flags and one.name in values]
             notes += [lacks(name, f"--{flag} has no effect in this run") for name in given_as]
-    named = tuple(_renamed(note, shown or {}) for note in notes)
     return Conversion(
-        command=table.command,
-        flags=in_order,
-        defaults=tuple(name for name in defaults if name in flags),
-        notes=(*named, *remarks),
-        open=tuple(_open_places(in_order, why_open or {})),
-        values={(shown or {}).get(name, name): _said(name, value) for name, value in values.items()},
+        table.command,
+        in_order,
+        defaults=[name for name in defaults if name in flags],
+        notes=[*(_renamed(note, shown) if shown else note for note in notes), *remarks],
+        open=list(_open_places(in_order, why_open or {})),
     )
 
 
@@ -372,14 +332,6 @@ def _our_defaults(config: Any, flags: Mapping[str, object]) -> Any:
     return unplanned(dotted.replace(config, by_what_is_trained(config)))
 
 
-def _said(name: str, value: object) -> str:
-    """Return a value as the notes show it: in one line of limited length, and no secret."""
-    if _SECRET.search(name):
-        return "not shown"
-    text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).split())
-    return text if len(text) <= _LONGEST_SAID else f"{text[:_LONGEST_SAID]}..."
-
-
 def _fitted(value: object, hint: object) -> object:
     """Return a value as its flag takes it: one name of a list, 1e8 for a whole number, or text that was split at blanks."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
@@ -387,11 +339,8 @@ def _fitted(value: object, hint: object) -> object:
         return value if value is None else [value]
     if isinstance(value, list) and str in kinds:
         return " ".join(map(str, value))
-    return (
-        int(value)
-        if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds
-        else value
-    )
+    is_whole = isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds
+    return int(typing.cast(float, value)) if is_whole else value
 
 
 def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterator[OpenPlace]:
@@ -414,13 +363,11 @@ def missing(conversion: Conversion) -> list[str]:
 
 
 def _renamed(note: Note, shown: Mapping[str, str]) -> Note:
-    if not shown:
-        return note
     # The longer ones first, as one name may begin with another, and all at once, as one may be what another becomes.
     names = "|".join(re.escape(name) for name in sorted(shown, key=len, reverse=True))
     whole = re.compile(rf"(?<![\w.])(?:{names})(?![\w.]\w)(?!\w)")
     subject, text = (whole.sub(lambda match: shown[match[0]], said) for said in (note.subject, note.text))
-    return replace(note, subject=subject, text=text)
+    return note._replace(subject=subject, text=text)
 
 
 def _plain(value: object) -> object:
@@ -446,8 +393,7 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
         subjects: dict[str, list[str]] = {}
         for note in conversion.notes:
             if note.kind == kind:
-                said = conversion.values.get(note.subject) if kind == "without counterpart" else None
-                subjects.setdefault(note.text, []).append(note.subject + (f" ({said})" if said else ""))
+                subjects.setdefault(note.text, []).append(note.subject)
         lines = [f"  {', '.join(names)}: {text}" for text, names in subjects.items()]
         comments += [title, *lines] if lines else []
     if conversion.open:

@@ -142,6 +142,7 @@ def test_mini_o3_becomes_episodes_of_crops_that_the_trainer_takes():
         f"{rollout}.val_max_generation_round",
         f"{rollout}.multi_turn_prompt_type",
         "data.general_qa_reward_fn",
+        "data.max_prompt_length",
         "data.gpt_extract_answer",
         "data.extract_answer_tags",
         "data.gpt_threads",
