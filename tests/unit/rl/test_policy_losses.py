@@ -139,7 +139,9 @@ def test_what_openrlhf_has_is_openrlhfs(loss, aggregation, dual_clip, level, mod
     others = {"action_mask": given["mask"], "rollout_log_probs": given["engine_log_probs"]}
     expected = theirs(given["log_probs"], given["old_log_probs"], given["advantages"], **others)
     names = ("ppo_clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio")
-    assert set(found.token_sums) == {name for name, other in zip(names, expected[1:], strict=True) if other is not None}
+    assert set(found.token_sums) == {
+        name for name, other in zip(names, expected[1:], strict=True) if other is not None
+    }
     for name, other in zip(names, expected[1:], strict=True):
         if other is not None:
             torch.testing.assert_close((found.token_sums[name] / given["mask"].sum()).double(), other.double())

@@ -92,5 +92,7 @@ def test_a_policy_that_is_not_trained_yet_gets_no_passes_and_models_with_as_many
     # It is stored once for both.
     assert calls == [f"critic gets {given}"] * 3
     # Four shares for a model of two ranks: consecutive ones become one.
-    (fit,) = hand_out([[["a"], ["b"], ["c"], ["d"]]], models_of(calls, critic=False), trains_policy=True, kl_weight=0.5)
+    (fit,) = hand_out(
+        [[["a"], ["b"], ["c"], ["d"]]], models_of(calls, critic=False), trains_policy=True, kl_weight=0.5
+    )
     assert fit.shares == [[["a", "b"]], [["c", "d"]]]

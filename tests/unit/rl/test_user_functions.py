@@ -84,7 +84,9 @@ def test_a_loss_of_a_file_gets_the_entropy_and_needs_a_reference_if_it_reads_the
 
     assert of("costly", kl=1e-9).needs_entropy
     assert not of("plain", kl=0.0).needs_entropy
-    with pytest.raises(UserError, match=r"own\.py:costly reads reference_log_probs, and --algo\.kl\.init_coef 0 loads no"):
+    with pytest.raises(
+        UserError, match=r"own\.py:costly reads reference_log_probs, and --algo\.kl\.init_coef 0 loads no"
+    ):
         of("costly", kl=0.0)
 
 
