@@ -76,10 +76,9 @@ def test_a_masked_sample_takes_no_more_than_the_prompt_that_its_group_computes()
     (((found,),),) = passes.steps
     rows = {tuple(sample.token_ids.tolist()) for sample in found}
     assert rows == {(1, 2, 50, 50, 50), (1, 2), (3, 4, 5), (3, 4, 5, 53, 53, 53, 53)}
-    for sample in found:
-        width = len(sample.token_ids) - 1
-        parts = (sample.loss_mask, sample.turns, sample.log_probs, sample.advantages, sample.returns)
-        assert [len(part) for part in parts] == [width] * 5
+    for each in found:
+        parts = (each.loss_mask, each.turns, each.log_probs, each.advantages, each.returns)
+        assert {len(part) for part in parts} == {len(each.token_ids) - 1}
     # Prompts of 2 and 3, responses of 3 and 4.
     assert passes.unique_tokens == 2 + 3 + 3 + 4
     # What is logged of it stays: how long it was, and that it was masked.
