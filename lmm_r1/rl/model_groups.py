@@ -22,7 +22,7 @@ from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.mismatch import Gaps
-from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, ModelWorker
+from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, ModelWorker, TrainedWorker
 from remote_rm.client import RewardUnavailable
 
 P = ParamSpec("P")
@@ -136,9 +136,9 @@ def update_models(fits: Sequence[Fit], config: PPOConfig) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if config.ds.enable_sleep:
         for fit in fits:
-            ask(fit.group, ModelWorker.reload_states)
+            ask(fit.group, TrainedWorker.reload_states)
             metrics |= ray.get(fit.start())[0]
-            ask(fit.group, ModelWorker.offload_states)
+            ask(fit.group, TrainedWorker.offload_states)
         return metrics
     for together in [[fit] for fit in fits] if shares_device_with_critic(config) else [fits]:
         for result in ray.get([ref for fit in together for ref in fit.start()]):
@@ -181,7 +181,7 @@ def updates_made(models: Models) -> list[int]:
     Raises ray.exceptions.GetTimeoutError if a worker hangs, for example because it waits for one that was lost. Between
     steps all others are idle.
     """
-    refs = [ref for group in models.trained for ref in group.start(ModelWorker.updates_made)]
+    refs = [ref for group in models.trained for ref in group.start(TrainedWorker.updates_made)]
     return ray.get(refs, timeout=_ANSWER_S)
 
 
@@ -208,7 +208,7 @@ def scaling_metrics(models: Models, config: PPOConfig, before: dict[str, LossSca
     metrics: dict[str, float] = {}
     for prefix, group in zip(("", "critic_"), models.trained, strict=False):
         # All ranks skip the same updates.
-        now = ask(group, ModelWorker.loss_scaling)[0]
+        now = ask(group, TrainedWorker.loss_scaling)[0]
         metrics |= now.metrics(before.get(prefix), prefix=prefix)
         before[prefix] = now
     return metrics

@@ -1,6 +1,5 @@
 """Advantages of every estimator: hand-computed, none where rewards are equal, and OpenRLHF's on all others."""
 
-import copy
 import itertools
 import math
 import typing
@@ -32,7 +31,8 @@ from lmm_r1.rl.advantages import (
     group_deviations,
     whitened,
 )
-from lmm_r1.rl.experiences import add_advantages, check_groups, experience_of
+from lmm_r1.rl.outputs import add_advantages
+from lmm_r1.rl.samples import TrainingSample, stacked
 
 NAMES = typing.get_args(EstimatorName)
 # OpenRLHF's own.
@@ -216,9 +216,9 @@ def test_the_greedy_response_pays_for_its_length_as_samples_do():
     penalties = {"rollout__max_new_tokens": 4, "reward__overlong_buffer_len": 2.0}
     # Of 3 and 4 tokens, half and all of the buffer of 2.
     samples = [greedy(1.0), greedy(1.0, length=3), greedy(1.0, length=4), greedy(0.0)]
-    given = [experience_of(one, max_len=10) for one in samples]
-    add_advantages(passes([0.0] * 12), config("remax", **penalties), kl_weight=0.1, greedy=given)
-    assert [one.rewards.tolist() for one in given] == [[1.0], [0.5], [0.0], [0.0]]
+    given = [TrainingSample.of(one, max_len=10) for one in samples]
+    add_advantages(rewarded([0.0] * 12), config("remax", **penalties), kl_weight=0.1, greedy=given)
+    assert [one.reward for one in given] == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_the_best_of_k_counts_as_in_the_papers_formulas():
@@ -380,25 +380,30 @@ def greedy(reward: float, *, length: int = 2) -> Sample:
     return generated_sample(response=[5] * length, reward=reward)
 
 
-def passes(rewards: Sequence[float], *, kl: float = 0.0) -> list[Experience]:
-    """Passes of samples in another order than the groups', with responses of other lengths, values and KL."""
+def rewarded(rewards: Sequence[float], *, kl: float = 0.0) -> list[TrainingSample]:
+    """A rollout of groups of three, with responses of several lengths, values and KL."""
     generator = torch.Generator().manual_seed(0)
     samples = []
     for place, reward in enumerate(rewards):
-        experience = sample([place // 3], [5] * (2 + place % 4), reward=reward)
-        experience.index = [place]
-        experience.prompts = [str(place // 3)]
-        experience.rewards = torch.tensor([reward])
-        samples.append(experience)
-    order = [place for place in (4, 2, 0, 11, 3, 7, 1, 5, 6, 10, 9, 8) if place < len(rewards)]
-    batches = []
-    for start in range(0, len(rewards), 4):
-        batch = Experience.concat_experiences([samples[place] for place in order[start : start + 4]], 0)
-        shape = batch.action_mask.shape
-        batch.kl = kl * torch.rand(shape, generator=generator) * batch.action_mask
-        batch.values = torch.rand(shape, generator=generator)
-        batches.append(batch)
-    return batches
+        one = sample([place // 3], [5] * (2 + place % 4), reward=reward, group=place // 3)
+        one.place, one.location = place, f"rows.jsonl, line {place // 3 + 1}"
+        one.kl = kl * torch.rand(len(one.loss_mask), generator=generator)
+        one.values = torch.rand(len(one.loss_mask), generator=generator)
+        samples.append(one)
+    return samples
+
+
+def openrlhfs(samples: Sequence[TrainingSample]) -> Experience:
+    """The samples as OpenRLHF has them, padded."""
+    return Experience(
+        action_mask=stacked(samples, lambda one: one.loss_mask.long()),
+        kl=stacked(samples, lambda one: one.kl),
+        values=stacked(samples, lambda one: one.values),
+        rewards=torch.tensor([one.reward for one in samples]),
+        response_length=torch.tensor([one.response_tokens for one in samples]),
+        index=list(range(len(samples))),
+        info={"reward": torch.tensor([one.reward for one in samples])},
+    )
 
 
 @pytest.mark.parametrize(
@@ -412,18 +417,18 @@ def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, p
     settings = config(estimator, algo__advantage__no_std_norm=no_std_norm, **changes)
     rewards = torch.rand(12, generator=torch.Generator().manual_seed(1)).tolist()
     theirs, ours = makers(settings)
-    given = passes(rewards, kl=kl)
-    expected = theirs.compute_advantages_and_returns(copy.deepcopy(given))
-    for found, other in zip(ours.with_advantages(given), expected, strict=True):
+    given = rewarded(rewards, kl=kl)
+    (expected,) = theirs.compute_advantages_and_returns([openrlhfs(given)])
+    for place, found in enumerate(ours.with_advantages(given)):
         # Theirs is in single precision, of values around 1 that are divided by deviations of 0.1 and more.
-        close = {"atol": 1e-5, "rtol": 0}
-        torch.testing.assert_close(found.advantages * found.action_mask, other.advantages * other.action_mask, **close)
-        torch.testing.assert_close(found.returns * found.action_mask, other.returns * other.action_mask, **close)
-        torch.testing.assert_close(found.rewards, other.rewards)
-        assert found.info.keys() == other.info.keys()
-        for name, value in other.info.items():
-            torch.testing.assert_close(found.info[name], value, **close)
-        assert (found.kl, other.kl) == (None, None)
+        close = {"atol": 1e-5, "rtol": 0, "check_dtype": False}
+        for name in ("advantages", "returns"):
+            values = getattr(expected, name)[place, : len(found.loss_mask)]
+            torch.testing.assert_close(getattr(found, name)[found.loss_mask], values[found.loss_mask], **close)
+        assert found.reward == pytest.approx(expected.rewards[place].item(), abs=1e-5)
+        logged = {name: values[place].item() for name, values in expected.info.items()}
+        assert {name: found.logged[name] for name in logged} == pytest.approx(logged, abs=1e-5)
+        assert found.kl is None
 
 
 @pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae"}))
@@ -431,9 +436,9 @@ def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, p
 def test_a_rollout_of_equal_rewards_teaches_nothing(estimator, reward):
     _, ours = makers(config(estimator))
     ours.greedy = [greedy(reward)] * len(ours.greedy)
-    for experience in ours.with_advantages(passes([reward] * 12)):
-        assert not (experience.advantages * experience.action_mask).any()
-        assert not experience.info["group_reward_std"].any()
+    for one in ours.with_advantages(rewarded([reward] * 12)):
+        assert not one.advantages[one.loss_mask].any()
+        assert one.logged["group_reward_std"] == 0.0
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -442,30 +447,23 @@ def test_a_reward_that_is_no_number_stops_with_its_row(estimator, wrong):
     rewards = [1.0, 0.0] * 6
     rewards[7] = wrong
     _, ours = makers(config(estimator))
-    ours.locations = [f"rows.jsonl, line {place // 3 + 1}" for place in range(12)]
     with pytest.raises(UserError, match=rf"^rows.jsonl, line 3: the reward of a response is {wrong}, .*remote_url"):
-        ours.with_advantages(passes(rewards))
+        ours.with_advantages(rewarded(rewards))
 
 
 @pytest.mark.parametrize("source", ["kl", "values"])
 def test_an_advantage_that_is_no_number_stops_with_its_row(source):
     _, ours = makers(config("gae"))
-    ours.locations = [f"rows.jsonl, line {place // 3 + 1}" for place in range(12)]
-    batches = passes([1.0, 0.0] * 6)
-    # The second sample of the second pass is 7, of which all tokens but the padding are learnt.
-    getattr(batches[1], source)[1, 0] = math.nan
+    samples = rewarded([1.0, 0.0] * 6)
+    getattr(samples[7], source)[0] = math.nan
     with pytest.raises(UserError, match=r"^rows.jsonl, line 3: the advantage of a response is nan.*reference model"):
-        ours.with_advantages(batches)
+        ours.with_advantages(samples)
 
 
-def test_what_is_compared_is_whole_groups_of_one_prompt():
-    check_groups(passes([0.0] * 12), size=3)
-    with pytest.raises(AssertionError, match="12 samples are no groups of 5"):
-        check_groups(passes([0.0] * 12), size=5)
-    # Two prompts of which one sample each has come are no group of two.
-    with pytest.raises(AssertionError, match="samples 0 to 5 of a rollout are of 2 prompts"):
-        check_groups(passes([0.0] * 12), size=6)
-    missing = passes([0.0] * 12)
-    missing[0].index[0] = 5
-    with pytest.raises(AssertionError):
-        check_groups(missing, size=3)
+def test_what_is_compared_is_whole_groups_in_their_order():
+    _, ours = makers(config("group_norm"))
+    torn = rewarded([0.0] * 12)
+    torn[5].group = 2
+    for wrong in (torn, rewarded([0.0] * 12)[::-1], rewarded([0.0] * 12)[1:]):
+        with pytest.raises(AssertionError, match="whole groups, in the rollout's order"):
+            ours.with_advantages(wrong)

@@ -80,7 +80,7 @@ class ScriptedTrainer(KillableRun):
         self.order.note(f"learns {step}")
         if self.updates_after.get(step):
             self.order.await_(self.updates_after[step])
-        self.learnt.append(list(dict.fromkeys(rollout.locations)))
+        self.learnt.append(list(dict.fromkeys(sample.location for sample in rollout.samples)))
         self.order.note(f"sends {step}")
         self.learner.send_weights()
         return {}

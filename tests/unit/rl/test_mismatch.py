@@ -7,15 +7,16 @@ import pytest
 import ray
 import torch
 from helpers.conversations import clip, message, picture, row
-from openrlhf.models.loss import PolicyLoss
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
+from helpers.rl_steps import PlayedGroup, sample
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.errors import UserError
-from lmm_r1.rl.mismatch import Gap, Mismatch, gaps_of, merged, modalities, modality_info, modality_of
+from lmm_r1.rl.losses import LossSettings, PolicyLoss
+from lmm_r1.rl.mismatch import Gap, Mismatch, Modality, gaps_of, merged, modality_of
 from lmm_r1.rl.model_groups import take_gaps
-from lmm_r1.rl.workers import KitActorPPOTrainer
+from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.workers import KitPolicyActor
 
 POLICY = torch.tensor([[0.0, -1.0, -2.0, 0.0], [0.0, -0.5, 0.0, 0.0]])
 ENGINE = torch.tensor([[0.0, -1.5, -1.8, 9.0], [7.0, -0.4, 9.0, 9.0]])
@@ -26,19 +27,20 @@ def approx(value: float) -> object:
     return pytest.approx(value, rel=1e-6)
 
 
-def experience(policy: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor, kinds: list[str]) -> Experience:
-    return Experience(
-        sequences=torch.zeros(len(policy), policy.shape[1] + 1),
-        action_log_probs=policy,
-        rollout_log_probs=engine,
-        action_mask=mask,
-        info={name: torch.cat([modality_info(kind)[name] for kind in kinds]) for name in ("rows/image", "rows/video")},
-    )
+def with_log_probs(policy: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor, kind: Modality) -> TrainingSample:
+    one = sample([1], [2] * len(policy))
+    one.log_probs, one.engine_log_probs, one.loss_mask, one.modality = policy, engine, mask.bool(), kind
+    return one
 
 
-def far(distance: float, *, kind: str, tokens: int = 8) -> Experience:
+def samples(*kinds: Modality, mask: torch.Tensor = MASK) -> list[TrainingSample]:
+    """A sample of each row of the tensors above."""
+    return list(map(with_log_probs, POLICY, ENGINE, mask, kinds))
+
+
+def far(distance: float, *, kind: Modality, tokens: int = 8) -> TrainingSample:
     """A row whose tokens are all so far apart."""
-    return experience(torch.full((1, tokens), -distance), torch.zeros(1, tokens), torch.ones(1, tokens), [kind])
+    return with_log_probs(torch.full((tokens,), -distance), torch.zeros(tokens), torch.ones(tokens), kind)
 
 
 def mismatch(dtype: str = "bf16", **settings: object) -> Mismatch:
@@ -46,7 +48,7 @@ def mismatch(dtype: str = "bf16", **settings: object) -> Mismatch:
 
 
 def test_a_gap_is_that_of_response_tokens():
-    (gap,) = gaps_of(POLICY, ENGINE, MASK, ["text", "text"]).values()
+    (gap,) = gaps_of(samples("text", "text"), POLICY).values()
     # 0.5, 0.2 and 0.1.
     assert gap.tokens == 3
     statistics = gap.statistics()
@@ -58,7 +60,7 @@ def test_a_gap_is_that_of_response_tokens():
 def test_each_modality_has_its_own_gap_and_all_have_one_over_all_tokens():
     run = mismatch()
     run.limit = math.inf
-    run.measure([experience(POLICY, ENGINE, MASK, ["image", "text"]), far(0.4, kind="video", tokens=1)])
+    run.measure([*samples("image", "text"), far(0.4, kind="video", tokens=1)])
     metrics = run.take_metrics()
     assert metrics["mismatch/image/mean"] == approx(0.35)
     assert metrics["mismatch/text/mean"] == approx(0.1)
@@ -71,15 +73,16 @@ def test_each_modality_has_its_own_gap_and_all_have_one_over_all_tokens():
 
 
 def test_the_gap_of_two_ranks_is_that_over_their_tokens_together():
-    parts = [gaps_of(POLICY[[index]], ENGINE[[index]], MASK[[index]], ["text"]) for index in (0, 1)]
-    together = gaps_of(POLICY, ENGINE, MASK, ["text", "text"])
+    both = samples("text", "text")
+    parts = [gaps_of([one], [one.log_probs]) for one in both]
+    together = gaps_of(both, POLICY)
     (one,), (other,) = merged(parts).values(), together.values()
     assert (one.tokens, one.largest) == (other.tokens, other.largest)
     assert (one.total, one.total_exp) == (approx(other.total), approx(other.total_exp))
 
 
 def test_a_rank_without_tokens_of_a_kind_changes_nothing():
-    nothing = gaps_of(POLICY, ENGINE, torch.zeros_like(MASK), ["text", "image"])
+    nothing = gaps_of(samples("text", "image", mask=torch.zeros_like(MASK)), POLICY)
     assert nothing["text"] == Gap(tokens=0, total=0.0, total_exp=0.0, largest=0.0)
     run = mismatch()
     run.add([nothing])
@@ -96,12 +99,6 @@ def test_rows_are_counted_by_what_they_hold():
     assert [modality_of(row(message("user", *parts))) for parts in (["1+1?"], [image], [video], [image, video])] == [
         *("text", "image", "video", "video")
     ]
-
-
-def test_the_modality_stays_with_its_sample_on_the_way_to_a_pass():
-    both = experience(POLICY, ENGINE, MASK, ["image", "text"])
-    first, second = split_experience_batch(both)
-    assert modalities(make_experience_batch([second, first, first])) == ["text", "image", "image"]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("fp32", 0.01), ("bf16", 0.1), ("fp16", 0.1)])
@@ -122,7 +119,7 @@ def test_the_rows_of_a_kind_are_checked_by_themselves_and_the_message_says_which
 
 def test_a_gap_that_grows_along_the_sequence_points_at_positions_and_one_that_does_not_at_the_weights():
     even, growing = far(0.3, kind="text"), far(0.3, kind="text")
-    growing.action_log_probs = -torch.linspace(0, 1, 8)[None]
+    growing.log_probs = -torch.linspace(0, 1, 8)
     with pytest.raises(UserError, match="did the last ones reach the engine"):
         mismatch().measure([even])
     with pytest.raises(UserError, match="It grows along the sequence"):
@@ -131,7 +128,7 @@ def test_a_gap_that_grows_along_the_sequence_points_at_positions_and_one_that_do
 
 def test_what_is_no_number_is_no_agreement():
     broken = far(0.0, kind="text")
-    broken.action_log_probs[0, 3] = math.nan
+    broken.log_probs[3] = math.nan
     with pytest.raises(UserError, match="nan on average"):
         mismatch().measure([broken])
 
@@ -164,34 +161,40 @@ def test_the_limit_holds_in_every_step_unless_samples_may_be_older_than_the_poli
         run.measure([far(0.5, kind="text")])
 
 
-def pass_of(policy: torch.Tensor, old: torch.Tensor | None) -> KitActorPPOTrainer:
-    """The policy's trainer after the loss of one pass."""
-    trainer = object.__new__(KitActorPPOTrainer)
-    trainer.strategy, trainer.gaps = SimpleNamespace(config=PPOConfig()), {}
-    trainer._experience = experience(POLICY, ENGINE, MASK, ["text", "image"])
-    settings = {"action_mask": MASK, "rollout_log_probs": ENGINE}
-    trainer.loss, *_ = trainer._policy_loss(PolicyLoss(), policy, old, torch.ones_like(policy), **settings)
-    return trainer
+def pass_of(log_probs: torch.Tensor, *, old: bool) -> tuple[KitPolicyActor, torch.Tensor]:
+    """The policy's worker after a pass whose log-probs are given, and the pass's loss, a mean over tokens.
+
+    Args:
+        old: whether the log-probs before the update are known.
+    """
+    worker = object.__new__(KitPolicyActor)
+    worker.strategy, worker.gaps = SimpleNamespace(config=PPOConfig()), {}
+    worker.loss = PolicyLoss(LossSettings())
+    worker._run = lambda given, **settings: (log_probs, SimpleNamespace(entropy=None))
+    given = samples("text", "image")
+    for one in given:
+        one.advantages, one.log_probs = torch.ones(4), one.log_probs if old else None
+    return worker, worker._terms(given, kl_weight=0.0).loss / MASK.sum()
 
 
 def test_a_pass_that_computes_the_old_log_probs_itself_notes_its_gap():
     log_probs = POLICY.clone().requires_grad_()
-    trainer = pass_of(log_probs, None)
-    assert trainer.gaps == gaps_of(POLICY, ENGINE, MASK, ["text", "image"])
+    worker, loss = pass_of(log_probs, old=False)
+    assert worker.gaps == gaps_of(samples("text", "image"), POLICY)
     # The policy is still the old one: ratios of 1, so that the gradient is minus the mean advantage, here 1 for each token.
-    trainer.loss.backward()
+    loss.backward()
     torch.testing.assert_close(log_probs.grad, -MASK / MASK.sum())
 
 
 def test_a_pass_whose_old_log_probs_are_known_notes_none():
     # The gap is that of the policy that was rolled out, and not of one that has been updated since.
-    assert pass_of(POLICY - 1, POLICY).gaps == {}
+    assert pass_of(POLICY - 1, old=True)[0].gaps == {}
 
 
 def test_workers_that_share_rows_are_counted_once(monkeypatch):
     # Two pairs of ranks: both of a pair know the log-probs of the same rows.
     parts = [{"text": Gap.of(torch.full((2,), distance))} for distance in (0.1, 0.1, 0.4, 0.4)]
-    workers = SimpleNamespace(duplicate_actors=2, async_run_method=lambda method_name: parts)
+    workers = PlayedGroup(*(SimpleNamespace(take_gaps=lambda part=part: part) for part in parts), duplicates=2)
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     run = mismatch()
     assert run.take_metrics(take_gaps(workers))["mismatch/mean"] == approx(0.25)

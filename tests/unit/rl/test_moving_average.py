@@ -2,16 +2,14 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.rl import workers
-from lmm_r1.rl.losses import LossSettings
-from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor
+from lmm_r1.rl.workers import KitPolicyActor
+from lmm_r1.train.update import Step
 
 
 class NotedAverage:
@@ -31,22 +29,17 @@ class NotedAverage:
         return folder / "own"
 
 
-@pytest.mark.parametrize(("applied", "updates"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("applied", "updates"), [(True, 2), (False, 0)])
 def test_an_average_moves_with_the_updates_that_were_made(applied, updates, monkeypatch):
     """Not with each pass of an update, nor with one that fp16's overflow leaves out."""
-    status: dict[str, Any] = {"metrics": {}, "weights": {}, "num_action_tokens": 1.0}
-    monkeypatch.setattr(ActorPPOTrainer, "training_step", lambda *given: status)
-    trainer = object.__new__(KitActorPPOTrainer)
-    trainer.average, trainer.actor_scheduler = NotedAverage(), SimpleNamespace(get_last_lr=lambda: [0.5])
-    trainer.strategy = SimpleNamespace(config=PPOConfig(), ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1)})
-    trainer.actor = SimpleNamespace(model=SimpleNamespace(was_step_applied=lambda: applied))
-    trainer.loss_settings = LossSettings()
-    trainer.replay_buffer = SimpleNamespace(
-        announce_pass=lambda engine, step: None, dynamic_optimizer_step=[0, 1], dynamic_batch_num_tokens=[1, 1]
-    )
-    for step in (0, 1):
-        trainer.training_step(None, 0.0, step, {})
-    assert trainer.average.updates == updates
+    step = Step(loss=0.0, means={}, tokens=1, rate=0.5, grad_norm=1.0)
+    monkeypatch.setattr(workers, "update", lambda *given, **named: step)
+    worker = object.__new__(KitPolicyActor)
+    worker.average, worker.loss, worker.empty_cache = NotedAverage(), None, lambda: None
+    worker.strategy = SimpleNamespace(config=PPOConfig())
+    worker.model = SimpleNamespace(was_step_applied=lambda: applied, train=lambda: None)
+    worker.fit([["a pass", "another"], ["a pass", "another"]], kl_weight=0.0)
+    assert worker.average.updates == updates
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -54,13 +47,13 @@ def test_a_workers_average_is_updated_with_the_weights_and_saved_beside_the_mode
     """With train.enable_ema it begins where the weights are, with train.ema_beta, or goes on from its checkpoint."""
     monkeypatch.setattr(workers, "MovingAverage", NotedAverage)
     worker = object.__new__(KitPolicyActor)
-    worker.actor, worker.trainer = SimpleNamespace(model=None), SimpleNamespace(average=None)
+    worker.model = SimpleNamespace()
     worker.strategy = SimpleNamespace(
         config=dotted.replace(PPOConfig(), {"ckpt.path": "/checkpoints"}), loaded_tag="global_step4", write_beside=None
     )
-    worker.checkpoint_states = {"global_step": 4} if resumed else {}
+    worker.states = {"global_step": 4} if resumed else {}
     worker._begin_average(beta=0.9)
-    average = worker.trainer.average
+    average = worker.average
     assert average.beta == 0.9
     assert average.loaded == ([Path("/checkpoints/_actor/global_step4")] if resumed else [])
     assert worker.strategy.write_beside(Path("saving")) == Path("saving/own")

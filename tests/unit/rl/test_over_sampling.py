@@ -63,7 +63,7 @@ class ScriptedTrainer(KillableRun):
     def train_step(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         if step == self.killed_in:
             raise Killed
-        self.learnt.append(list(dict.fromkeys(rollout.locations)))
+        self.learnt.append(list(dict.fromkeys(sample.location for sample in rollout.samples)))
         self.learner.send_weights()
         return {}
 

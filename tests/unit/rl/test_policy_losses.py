@@ -7,35 +7,40 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from helpers.rl_steps import Pass, random_pass
+from helpers.rl_steps import LossPass, random_pass
 from helpers.tables import frozen
 from openrlhf.models.loss import PolicyLoss as TheirPolicyLoss
 
 from lmm_r1.config.ppo import PolicyLossName
-from lmm_r1.rl.losses import POLICY_LOSSES, Correction, LossSettings, PolicyLoss
+from lmm_r1.rl.losses import POLICY_LOSSES, Correction, LossSettings, PolicyLoss, PolicyPass
+from lmm_r1.train.update import Terms
 
 NAMES = get_args(PolicyLossName)
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
-def one(ratio: float, advantage: float, *, engine: float = 1.0) -> Pass:
+def one(ratio: float, advantage: float, *, engine: float = 1.0) -> LossPass:
     """One token; the old probability is `engine` times the engine's."""
     return sequence([ratio], advantage, engine=[engine])
 
 
-def sequence(ratios: Sequence[float], advantage: float, *, engine: Sequence[float] | None = None) -> Pass:
+def sequence(ratios: Sequence[float], advantage: float, *, engine: Sequence[float] | None = None) -> LossPass:
     old = torch.zeros(1, len(ratios))
     return {
         "log_probs": torch.tensor([ratios]).log().requires_grad_(True),
         "old_log_probs": old,
         "advantages": torch.full_like(old, advantage),
-        "action_mask": torch.ones_like(old).long(),
-        "rollout_log_probs": old - torch.tensor([engine or [1.0] * len(ratios)]).log(),
+        "mask": torch.ones_like(old).long(),
+        "engine_log_probs": old - torch.tensor([engine or [1.0] * len(ratios)]).log(),
     }
 
 
-def loss_and_gradient(given: Pass, **settings: Any) -> tuple[float, list[float]]:
-    loss, *_ = PolicyLoss(LossSettings(**settings))(**given)
+def terms_of(given: LossPass, **settings: Any) -> Terms:
+    return PolicyLoss(LossSettings(**settings))(PolicyPass(**given), kl_weight=0.0)
+
+
+def loss_and_gradient(given: LossPass, **settings: Any) -> tuple[float, list[float]]:
+    loss = terms_of(given, **settings).loss / LossSettings(**settings).units(given["mask"])
     (gradient,) = torch.autograd.grad(loss, given["log_probs"])
     return loss.item(), gradient.flatten().tolist()
 
@@ -128,16 +133,22 @@ def test_what_openrlhf_has_is_openrlhfs(loss, aggregation, dual_clip, level, mod
     )
     correction = Correction(level=level, mode=mode, gating=gating, bounds=bounds)
     settings = {"loss": loss, "aggregation": aggregation, "clip": (0.1, 0.3), "dual_clip": dual_clip}
-    ours = PolicyLoss(LossSettings(**settings, correction=correction))
     given = random_pass(6, 3, 1, 4)
-    for counts in ({}, {"dp_size": 2, "batch_num_tokens": 40.0, "global_batch_size": 9.0}):
-        found, expected = ours(**given, **counts), theirs(**given, **counts)
-        for one_value, other in zip(found, expected, strict=True):
-            assert (one_value is None) == (other is None)
-            if other is not None:
-                torch.testing.assert_close(one_value.double(), other.double())
-        slopes = [torch.autograd.grad(values[0], given["log_probs"])[0] for values in (found, expected)]
-        torch.testing.assert_close(*slopes)
+    found = terms_of(given, **settings, correction=correction)
+    loss_of_all = found.loss / LossSettings(**settings).units(given["mask"])
+    others = {"action_mask": given["mask"], "rollout_log_probs": given["engine_log_probs"]}
+    expected = theirs(given["log_probs"], given["old_log_probs"], given["advantages"], **others)
+    names = ("ppo_clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio")
+    assert set(found.token_sums) == {
+        name for name, other in zip(names, expected[1:], strict=True) if other is not None
+    }
+    for name, other in zip(names, expected[1:], strict=True):
+        if other is not None:
+            torch.testing.assert_close((found.token_sums[name] / given["mask"].sum()).double(), other.double())
+    torch.testing.assert_close(loss_of_all, expected[0])
+    torch.testing.assert_close(
+        *(torch.autograd.grad(value, given["log_probs"])[0] for value in (loss_of_all, expected[0]))
+    )
 
 
 def test_the_sums_of_sequences_are_divided_by_one_length():
@@ -146,7 +157,7 @@ def test_the_sums_of_sequences_are_divided_by_one_length():
         "log_probs": torch.zeros(2, 3, requires_grad=True),
         "old_log_probs": torch.zeros(2, 3),
         "advantages": torch.tensor([[1.0] * 3, [-2.0] * 3]),
-        "action_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+        "mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
     }
     found, gradient = loss_and_gradient(given, aggregation="seq-mean-token-sum-norm", length=10)
     assert found == pytest.approx(-1 / 20)
@@ -166,10 +177,9 @@ def test_the_sums_of_sequences_are_divided_by_one_length():
     ],
 )
 def test_a_response_is_corrected_by_the_geometric_mean_of_its_ratios(correction, weights):
-    given = sequence([1.0, 1.0], 1.0, engine=[1.0, 4.0])
-    _, gradient = loss_and_gradient(given, correction=Correction(level="seq", **correction))
-    assert gradient == pytest.approx([-weight / 2 for weight in weights])
-    *_, filtered = PolicyLoss(LossSettings(correction=Correction(level="seq", **correction)))(**given)
+    given, own = sequence([1.0, 1.0], 1.0, engine=[1.0, 4.0]), Correction(level="seq", **correction)
+    assert loss_and_gradient(given, correction=own)[1] == pytest.approx([-weight / 2 for weight in weights])
+    filtered = terms_of(given, correction=own).token_sums["is_filter_ratio"] / 2
     assert filtered == (not correction["bounds"][0] <= 2 <= correction["bounds"][1])
 
 
@@ -180,8 +190,8 @@ def test_the_engines_noise_clips_no_response_and_weights_its_tokens(loss):
     for advantage, noise in ((1.0, 0.02), (-1.0, -0.02)):
         given = sequence([1.0, 1.0], advantage, engine=[math.exp(noise)] * 2)
         assert loss_and_gradient(given, **settings)[1] == pytest.approx([-advantage * math.exp(noise) / 2] * 2)
-        _, clipped, _, _, filtered = PolicyLoss(LossSettings(**settings))(**given)
-        assert (clipped, filtered) == (0, 0)
+        sums = terms_of(given, **settings).token_sums
+        assert (sums["ppo_clip_ratio"], sums["is_filter_ratio"]) == (0, 0)
 
 
 CORRECTIONS = (
@@ -195,23 +205,24 @@ CORRECTIONS = (
 @pytest.mark.parametrize(("loss", "aggregation"), list(itertools.product(NAMES, AGGREGATIONS)))
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda correction: f"{correction.level}-{correction.mode}")
 def test_loss_and_gradient_are_those_of_the_whole_step_however_it_is_cut(loss, aggregation, correction):
-    ours = PolicyLoss(LossSettings(loss=loss, aggregation=aggregation, length=7, correction=correction))
+    settings = LossSettings(loss=loss, aggregation=aggregation, length=7, correction=correction)
+    ours = PolicyLoss(settings)
     # Two samples have no loss token: an empty response, and one that is masked.
     given = random_pass(6, 3, 0, 1, 4, 0)
-    whole, *_ = ours(**given)
-    (expected,) = torch.autograd.grad(whole, given["log_probs"])
+    whole = ours(PolicyPass(**given), kl_weight=0.0).loss
+    (expected,) = torch.autograd.grad(whole, given["log_probs"], retain_graph=True)
     assert expected.isfinite().all()
     assert expected.any()
-    for sizes, ranks in (((1,) * 6, 1), ((2, 2, 2), 1), ((1, 3, 2), 1), ((1, 2, 1, 2), 2)):
-        counts = {"dp_size": ranks, "batch_num_tokens": 14.0, "global_batch_size": 4.0}
-        start, total = 0, 0.0
+    for sizes in ((1,) * 6, (2, 2, 2), (1, 3, 2), (1, 2, 1, 2)):
+        start, total, units = 0, 0.0, 0
         for size in sizes:
             # Padding is to the longest of a pass, and of another width there.
             part = {name: value[start : start + size] for name, value in given.items()}
-            padded = {name: torch.nn.functional.pad(value, (2, 1)) for name, value in part.items()}
-            # Gradients of ranks are averaged, those of passes are added up.
-            total = total + ours(**padded, **counts)[0] / ranks
+            padded = PolicyPass(**{name: torch.nn.functional.pad(value, (2, 1)) for name, value in part.items()})
+            total = total + ours(padded, kl_weight=0.0).loss
+            units += settings.units(padded.mask)
             start += size
+        assert units == (14 if aggregation == "token-mean" and not loss.startswith("gspo") else 4)
         torch.testing.assert_close(total, whole)
         torch.testing.assert_close(torch.autograd.grad(total, given["log_probs"])[0], expected)
 
@@ -220,15 +231,14 @@ def test_loss_and_gradient_are_those_of_the_whole_step_however_it_is_cut(loss, a
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda correction: f"{correction.level}-{correction.mode}")
 def test_a_pass_without_loss_tokens_is_worth_nothing_and_no_nan(loss, aggregation, correction):
-    ours = PolicyLoss(LossSettings(loss=loss, aggregation=aggregation, length=7, correction=correction))
     given = random_pass(0, 0)
     # What stands where there is no loss token is anything.
-    for name in ("old_log_probs", "rollout_log_probs"):
+    for name in ("old_log_probs", "engine_log_probs"):
         given[name] = torch.full_like(given[name], -math.inf)
     given["advantages"] = torch.zeros_like(given["advantages"])
-    found = ours(**given, dp_size=1, batch_num_tokens=5.0, global_batch_size=2.0)
-    assert [value.item() for value in found if value is not None] == [0.0] * (3 if found[3] is None else 5)
-    (gradient,) = torch.autograd.grad(found[0], given["log_probs"])
+    found = terms_of(given, loss=loss, aggregation=aggregation, length=7, correction=correction)
+    assert {found.loss.item(), *map(float, found.sums.values()), *map(float, found.token_sums.values())} == {0.0}
+    (gradient,) = torch.autograd.grad(found.loss, given["log_probs"])
     assert not gradient.any()
 
 
@@ -238,5 +248,5 @@ def test_a_pass_without_loss_tokens_is_worth_nothing_and_no_nan(loss, aggregatio
     [("ppo", 1 / 3), ("cispo", 2 / 3), ("sapo", 0.0)],
 )
 def test_what_is_clipped_is_counted(loss, clipped):
-    _, share, *_ = PolicyLoss(LossSettings(loss=loss))(**sequence([1.5, 1.0, 0.5], 1.0))
-    assert share.item() == pytest.approx(clipped)
+    found = terms_of(sequence([1.5, 1.0, 0.5], 1.0), loss=loss)
+    assert found.token_sums["ppo_clip_ratio"].item() / 3 == pytest.approx(clipped)

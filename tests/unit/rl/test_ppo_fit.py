@@ -12,7 +12,6 @@ import ray
 from helpers.conversations import message, row
 from helpers.rl_steps import play_steps, small_run, without_workers
 from helpers.samples import of_answer
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
@@ -22,6 +21,7 @@ from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 
 BATCH = 3
@@ -51,8 +51,7 @@ class PlayedTrainer(RLRun):
     """Keeps what it would learn from in each step, and the states that it would save."""
 
     def train_step(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        self.learnt.append(rollout.locations)
-        assert len(rollout.experiences) == len(rollout.locations)
+        self.learnt.append([sample.location for sample in rollout.samples])
         return {}
 
     def _save_before_stop(self, states: dict[str, Any]) -> None:
@@ -114,16 +113,16 @@ def test_engines_get_what_a_policy_in_4_bits_computes_with_before_they_generate(
 def test_a_step_lets_go_of_its_samples_before_the_next_rollout(trainer):
     """Their media are held in Ray's object store as long as they are."""
     run = trainer(MIXED, episodes=3)
-    learnt: list[weakref.ref[Experience]] = []
+    learnt: list[weakref.ref[TrainingSample]] = []
     alive: list[int] = []
     generate = run.learner.generator.generate
 
     def generated(*arguments: Any, **others: object) -> list[list[Sample]]:
-        alive.append(sum(experience() is not None for experience in learnt))
+        alive.append(sum(sample() is not None for sample in learnt))
         return generate(*arguments, **others)
 
     def train_step(rollout: Rollout, *, step: int) -> dict[str, float]:
-        learnt.extend(map(weakref.ref, rollout.experiences))
+        learnt.extend(map(weakref.ref, rollout.samples))
         return {}
 
     run.learner.generator.generate, run.train_step = generated, train_step

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import ray
 import torch
-from helpers.rl_steps import group, sample
+from helpers.rl_steps import PlayedGroup, group, sample
 from helpers.samples import media_ref
-from openrlhf.trainer.ppo_utils.experience import Experience
 
-from lmm_r1.rl import experiences
-from lmm_r1.rl.batching import PassLimits
-from lmm_r1.rl.experiences import ReferenceAhead
+from lmm_r1.rl import outputs
+from lmm_r1.rl.batching import Pass, PassLimits
+from lmm_r1.rl.outputs import ReferenceAhead
+from lmm_r1.rl.samples import TrainingSample
 
 MEDIA = {"image": 1000.0, "other": 2000.0}
 
@@ -23,31 +23,25 @@ def log_probs(token_ids: torch.Tensor, media: Any) -> torch.Tensor:
     return token_ids[1:] + torch.arange(1, len(token_ids)) / 100 + shown
 
 
-class Workers:
-    """Two ranks, each of two workers that share samples, which give `log_probs`; and how many samples each pass has."""
+class Workers(PlayedGroup):
+    """Two ranks, each of two workers that share samples, which give `log_probs`; and how many samples each rank has."""
 
     def __init__(self) -> None:
-        self.duplicate_actors = 2
-        self._actor_handlers = [object()] * 4
-        self.passes: list[list[int]] = []
+        super().__init__(*[self] * 4, duplicates=2)
+        self.shares: list[list[int]] = []
 
-    def async_run_method_batch(self, *, method_name: str, **inputs: Sequence[Any]) -> list[Any]:
-        assert method_name == "forward"
-        assert len({len(values) for values in inputs.values()}) == 1
-        rows, media = inputs["sequences"], [one.rows for one in inputs["mm_train_inputs_list"]]
-        self.passes.append([len(one) for one in rows])
-        found = [
-            torch.stack([log_probs(ids, shown) for ids, shown in zip(*one, strict=True)])
-            for one in zip(rows, media, strict=True)
-        ]
-        ranks = len(found) // 2
-        return [part for rank in range(2) for part in [found[rank * ranks : (rank + 1) * ranks]] * 2]
+    def hand_out(self, shares: Sequence[list[Pass]]) -> list[Any]:
+        self.shares.append([sum(map(len, share)) for share in shares])
+        return super().hand_out(shares)
+
+    def forward(self, passes: list[Pass]) -> list[list[torch.Tensor]]:
+        return [[log_probs(one.token_ids, one.media) for one in part] for part in passes]
 
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    monkeypatch.setattr(experiences, "AHEAD_TOKENS", 12)
+    monkeypatch.setattr(outputs, "AHEAD_TOKENS", 12)
     return Workers()
 
 
@@ -56,22 +50,20 @@ def ahead(workers: Workers, *, tokens: int | None = None) -> ReferenceAhead:
     return ReferenceAhead(workers, limits=limits)
 
 
-def groups() -> list[list[Experience]]:
+def groups() -> list[list[TrainingSample]]:
     """Groups that take 6, 12, 14, 12, 4 and 4 tokens with their prompts once; the last two are alike."""
     return [
         group([1, 2], [3, 1]),
         group([3, 4, 5, 6], [2, 6], media=media_ref("image")),
         group([3, 4, 5, 6], [6, 4], media=media_ref("other")),
         group([7], [10, 1]),
-        [sample([8], [9, 5]), sample([8], [5])],
-        [sample([8], [9, 5]), sample([8], [5])],
+        *([sample([8], response, group=number) for response in ([9, 5], [5])] for number in (-1, -2)),
     ]
 
 
-def check(found: Sequence[torch.Tensor], samples: Sequence[Experience]) -> None:
+def check(found: Sequence[torch.Tensor], samples: Sequence[TrainingSample]) -> None:
     for values, one in zip(found, samples, strict=True):
-        assert values.shape == one.action_mask.shape
-        torch.testing.assert_close(values[0], log_probs(one.sequences[0], one.mm_train_inputs[0]), rtol=0, atol=1e-6)
+        torch.testing.assert_close(values, log_probs(one.token_ids, one.media), rtol=0, atol=1e-6)
 
 
 def test_passes_are_started_when_there_is_a_full_one_for_every_rank(workers):
@@ -80,12 +72,10 @@ def test_passes_are_started_when_there_is_a_full_one_for_every_rank(workers):
     for number, expected in enumerate((0, 0, 1, 1, 1, 1)):
         started.add(rollout[number])
         # 6 + 12 + 14 tokens are more than 12 for both ranks; 12 + 4 + 4 are not.
-        assert len(workers.passes) == expected
-    # In samples, 3 for each rank; a pass of more than 12 tokens is divided.
-    assert sum(workers.passes[0]) == 6
+        assert len(workers.shares) == expected
     started.finish([one for group in rollout for one in group])
-    assert len(workers.passes) == 2
-    assert sum(workers.passes[1]) == 6
+    # Three samples for each rank.
+    assert workers.shares == [[3, 3], [3, 3]]
 
 
 def test_log_probs_are_those_of_passes_that_were_cut_otherwise(workers):
@@ -100,13 +90,16 @@ def test_log_probs_are_those_of_passes_that_were_cut_otherwise(workers):
 
 
 def test_ranks_get_as_many_samples_where_alike_ones_leave_an_odd_number(workers):
-    one, other = [sample([1], [5] * 30), sample([1], [6] * 30)], [sample([1], [5] * 30), sample([1], [7] * 3)]
+    one, other = (
+        [sample([1], response, group=number) for response in responses]
+        for number, responses in enumerate((([5] * 30, [6] * 30), ([5] * 30, [7] * 3)))
+    )
     started = ahead(workers)
     started.add(one)
     samples = [*one, *other]
     started.finish(samples)
     # Of the second group, the first sample is known: the other one goes with one that has been computed.
-    assert [sum(count) for count in workers.passes] == [2, 2]
+    assert workers.shares == [[1, 1], [1, 1]]
     check(started.log_probs(), samples)
 
 

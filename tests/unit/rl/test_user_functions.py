@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from helpers.rl_steps import random_pass
+from helpers.rl_steps import random_pass, small_run
 
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named, group_norm
-from lmm_r1.rl.losses import LossSettings, PolicyLoss, loss_named
+from lmm_r1.rl.losses import LossSettings, PolicyLoss, PolicyPass, loss_named
 
 FILE = """
 from lmm_r1.rl.advantages import group_norm
@@ -22,6 +22,9 @@ def policy_loss(given, *, clip=0.2):
 
 def plain(given):
     return cispo(given, LossSettings(clip=(1.0, 4.0))).losses
+
+def costly(given):
+    return given.log_ratios(to=given.reference_log_probs) - 0.1 * given.entropy
 
 def wrong(given):
     return given.nothing
@@ -69,10 +72,22 @@ def test_a_loss_of_a_file_gives_the_gradients_of_the_same_loss_by_name(own, know
     found = []
     for settings in (LossSettings(loss=file + own), known):
         given = random_pass(3, 5)
-        loss, *_ = PolicyLoss(settings)(**given)
+        loss = PolicyLoss(settings)(PolicyPass(**given), kl_weight=0.0).loss
         loss.backward()
         found.append([loss.detach(), given["log_probs"].grad])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_loss_of_a_file_gets_the_entropy_and_needs_a_reference_if_it_reads_them(file):
+    def of(name: str, *, kl: float) -> PolicyLoss:
+        return PolicyLoss.of(small_run(actor__policy_loss_type=f"{file}:{name}", algo__kl__init_coef=kl))
+
+    assert of("costly", kl=1e-9).needs_entropy
+    assert not of("plain", kl=0.0).needs_entropy
+    with pytest.raises(
+        UserError, match=r"own\.py:costly reads reference_log_probs, and --algo\.kl\.init_coef 0 loads no"
+    ):
+        of("costly", kl=0.0)
 
 
 def test_an_estimator_of_a_file_may_return_what_those_of_the_project_do(file):
@@ -85,7 +100,7 @@ def test_an_estimator_of_a_file_may_return_what_those_of_the_project_do(file):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (":wrong", r"own\.py:wrong: wrong raised AttributeError: .* 'nothing', at .*own\.py, line 15"),
+        (":wrong", r"own\.py:wrong: wrong raised AttributeError: .* 'nothing', at .*own\.py, line 18"),
         (":short", r"own\.py:short: a policy loss returns a tensor of the tokens' shape \(2, 3\), or TokenLosses"),
         (":none", r"own\.py:none: the file defines no none; add it, or name another as .*own\.py:NAME"),
         ("?clp=1", r"own\.py\?clp=1: policy_loss has no keyword-only parameter clp; known are clip"),

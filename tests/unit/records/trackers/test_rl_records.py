@@ -58,7 +58,7 @@ def test_a_first_step_without_the_paid_format_is_warned_of(config, caplog, tmp_p
     # Of 40 responses, 2 are 5 %.
     parts = [{"format": float(number < kept)} for number in range(40)]
     group = [generated_sample(of=ROW, text="2", reward=0.0, parts=one) for one in parts]
-    rollout = Rollout(experiences=[SimpleNamespace(info={})] * 40, groups=[group], overlong=0)
+    rollout = Rollout(samples=[SimpleNamespace(logged={})] * 40, groups=[group], overlong=0)
     for step in (1, 2):
         recorder.step(step, {"response_length": 1.0, "timing/step_total": 1.0}, rollout)
     said = [record.getMessage() for record in caplog.records if record.name == "lmm_r1.rl.records"]
@@ -78,7 +78,7 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
         apart = [dropped_group([sample("3", reward=3.0)] * 2, "std", recorded=True)]
         apart.append(dropped_group([sample("4", reward=4.0)] * 2, "range", recorded=False))
         rollout = Rollout(
-            experiences=[SimpleNamespace(info={})] * 2,
+            samples=[SimpleNamespace(logged={})] * 2,
             groups=[group],
             overlong=0,
             dropped=tuple(apart),

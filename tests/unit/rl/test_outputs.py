@@ -1,0 +1,270 @@
+"""Samples become passes of the rollout's models and of the update, with groups and their media kept together."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import ray
+import torch
+from helpers.rl_steps import PlayedGroup, StepParts, group, numbered, sample, trained
+from helpers.samples import media_ref
+from helpers.tables import table
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.data.sample import PlacedRef
+from lmm_r1.rl.batching import Pass, pass_limits, sample_sizes
+from lmm_r1.rl.outputs import add_advantages, is_on_policy
+from lmm_r1.rl.samples import TrainingSample
+
+SETTINGS = table("rl/outputs", "settings")
+
+
+class Workers(PlayedGroup):
+    """Workers of a model that give the first token of each sample plus a value, and keep what they are called with."""
+
+    def __init__(self, value: float = 0.0, *, actors: int = 1, duplicates: int = 1, rewards: bool = False) -> None:
+        super().__init__(*[self] * actors, duplicates=duplicates)
+        self.value, self.rewards = value, rewards
+        self.calls: list[tuple[str, list[list[Pass]]]] = []
+
+    def start_shares(self, method: Callable[..., Any], shares: Sequence[list[Pass]], **named: Any) -> list[Any]:
+        self.calls.append((method.__name__, list(shares)))
+        return super().start_shares(method, shares)
+
+    def forward(self, passes: list[Pass]) -> list[list[torch.Tensor]]:
+        return [
+            [(one.token_ids[0] + self.value).expand(() if self.rewards else len(one.loss_mask)) for one in part]
+            for part in passes
+        ]
+
+    def reference_forward(self, passes: list[Pass]) -> list[list[torch.Tensor]]:
+        return [[found - 0.5 for found in part] for part in self.forward(passes)]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "bounds", "expected"),
+    [
+        # The clipped rewards 0, 10, 0 and 2 have a mean of 3 and a deviation of the root of 68 / 3.
+        ("group_norm", (0.0, 10.0), [-0.6301, 1.4703, -0.6301, -0.2100]),
+        ("dr_grpo", (-10.0, 10.0), [-0.5, 9.5, -10.5, 1.5]),
+        ("dr_grpo", (-math.inf, math.inf), [2.0, 22.0, -28.0, 4.0]),
+        # Less the greedy response's 40, clipped to 10.
+        ("remax", (0.0, 10.0), [-10.0, 0.0, -10.0, -8.0]),
+    ],
+)
+def test_rewards_are_clipped_before_they_are_compared(estimator, bounds, expected):
+    flags = {"algo__advantage__estimator": estimator, "reward__clip_range": bounds}
+    made = config(**flags, rollout__n_samples_per_prompt=4, algo__kl__init_coef=0.0)
+    samples = numbered([sample([1], [5], reward=reward, group=0) for reward in (0.0, 20.0, -30.0, 2.0)])
+    for one in samples:
+        one.kl = torch.zeros(1)
+    add_advantages(
+        samples, made, kl_weight=0.0, greedy=[sample([1], [5], reward=40.0)] if estimator == "remax" else []
+    )
+    assert [one.advantages.item() for one in samples] == pytest.approx(expected, abs=1e-4)
+    clipped = [min(max(r, bounds[0]), bounds[1]) for r in (0, 20, -30, 2)]
+    assert [one.logged["reward"] for one in samples] == [one.reward for one in samples] == clipped
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers answer at once."""
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    monkeypatch.setattr(cpu, "has_cuda", lambda: True)
+
+
+def config(**changes: object) -> PPOConfig:
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    return resolve(dotted.replace(PPOConfig(), SETTINGS | given))
+
+
+def maker(*, share_prefix: bool = True, settings: PPOConfig | None = None, **groups: Workers) -> StepParts:
+    made = StepParts(settings or config(), share_prefix=share_prefix, **{"policy": Workers(), **groups})
+    made.mismatch.measure = lambda samples: setattr(made.mismatch, "checked", True)
+    return made
+
+
+def rollout() -> list[TrainingSample]:
+    """Four groups of two: text, image, the same text with another image, and text again."""
+    image, other = media_ref("image"), media_ref("other")
+    return [
+        *group([1, 2], [9, 1]),
+        *group([3, 4, 5, 6], [2, 4], media=image),
+        *group([3, 4, 5, 6], [6, 3], media=other),
+        *group([7], [1, 1]),
+    ]
+
+
+def places(passes: list[Pass]) -> list[list[int]]:
+    return [[one.place for one in part] for part in passes]
+
+
+def test_a_group_has_its_prompt_in_common():
+    sizes = sample_sizes([*rollout(), sample([1, 2], [4])])
+    assert [(size.prompt, size.response) for size in sizes] == [
+        *[(2, 9), (2, 1), (4, 2), (4, 4), (4, 6), (4, 3), (1, 1), (1, 1), (2, 1)]
+    ]
+    names = [size.group for size in sizes]
+    # The sample behind the four groups has the first one's prompt, but is of another group.
+    assert [names.index(name) for name in names] == [0, 0, 2, 2, 4, 4, 6, 6, 8]
+
+
+def test_what_samples_of_a_group_go_on_alike_with_is_known(monkeypatch):
+    monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
+    samples = [sample([1, 2], response, group=0) for response in ([4, 5, 6], [4, 5, 7], [8])]
+    samples.append(sample([3], [4, 5, 6], group=1))
+    assert [size.shared for size in sample_sizes(samples)] == [((1, 2),), ((1, 2),), (), ()]
+    # What all of them go on with belongs to the first node, with the prompt.
+    assert [size.shared for size in sample_sizes(samples[:2])] == [((0, 2),)] * 2
+    # The same tokens, with the same picture and with another.
+    one, other = (PlacedRef(3, media_ref(name), end=4) for name in ("one", "other"))
+    for number, shown in enumerate((one, one, other)):
+        samples[number] = sample([1, 2], [4, 9, 5, number], group=0)
+        samples[number].media = (shown,)
+    assert [size.shared for size in sample_sizes(samples[:3])] == [((0, 1), (1, 2)), ((0, 1), (1, 2)), ((0, 1),)]
+    assert [(size.response, size.own) for size in sample_sizes(samples[:3])] == [(4, 1), (4, 1), (4, 3)]
+
+
+def test_a_sample_without_a_response_is_all_prompt():
+    (size,) = sample_sizes([sample([1, 2, 3], [])])
+    assert (size.prompt, size.response) == (3, 0)
+
+
+def test_limits_are_those_of_the_flags():
+    flags = {"train__micro_batch_size": 4, "train__max_tokens_per_gpu": 600, "rollout__micro_batch_size": 8}
+    settings = config(**flags)
+    limits = pass_limits(settings, settings.train, share_prefix=True)
+    assert (limits.samples, limits.tokens, limits.share_prefix) == (4, 600, True)
+    limits = pass_limits(settings, settings.rollout, share_prefix=False)
+    assert (limits.samples, limits.tokens, limits.share_prefix) == (8, None, False)
+    # What the rollout's models may take is that of the update where nothing else is given.
+    assert pass_limits(settings, settings.rollout, share_prefix=True).tokens == 600
+    settings = config(**flags, train__dynamic_batch_enable=True, rollout__max_tokens_per_gpu=900)
+    limits = pass_limits(settings, settings.rollout, share_prefix=False)
+    assert (limits.samples, limits.tokens, limits.share_prefix) == (None, 900, False)
+    # Two GPUs share each pass.
+    settings = config(**flags, ds__ulysses_size=2, actor__num_gpus_per_node=2, ref__num_gpus_per_node=2)
+    assert pass_limits(settings, settings.train, share_prefix=True).tokens == 1200
+
+
+def test_the_rollouts_models_run_on_whole_groups_of_known_places():
+    passes = maker().forward_passes(rollout())
+    assert sorted(places(passes)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert all(len({one.media for one in part}) == 1 for part in passes)
+
+
+def test_without_shared_prefixes_they_run_on_exactly_as_many_samples_as_asked_for():
+    settings = config(rollout__micro_batch_size=3)
+    passes = maker(share_prefix=False, settings=settings).forward_passes(rollout())
+    assert [len(part) for part in passes] == [3, 3, 2]
+    assert sorted(sum(places(passes), [])) == list(range(8))
+
+
+def test_every_worker_of_every_model_gets_as_many_samples_and_passes():
+    # 4 workers, of which 2 share samples, beside 4 that do not: 4 shares.
+    made = maker(policy=Workers(actors=4, duplicates=2), reference=Workers(actors=4))
+    samples = rollout()
+    assert [len(part) for part in made.forward_passes(samples)] == [2, 2, 2, 2]
+    steps = made.update_passes(list(map(trained, samples)), step=0).steps
+    assert [[[len(part) for part in rank] for rank in step] for step in steps] == [[[1]] * 4] * 2
+
+
+def updated_samples(steps: list[list[list[Pass]]]) -> list[list[list[int]]]:
+    """The tokens of the samples of each optimizer step, sorted."""
+    return [sorted(one.token_ids.tolist() for rank in step for part in rank for one in part) for step in steps]
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_an_optimizer_step_has_the_same_samples_however_they_are_computed(share_prefix, actors, by_tokens):
+    def steps(made: StepParts, step: int) -> list[list[list[int]]]:
+        samples = numbered(list(map(trained, rollout())))
+        return updated_samples(made.update_passes(samples, step=step).steps)
+
+    plain = maker(share_prefix=False)
+    settings = config(train__dynamic_batch_enable=by_tokens, train__max_tokens_per_gpu=15)
+    other = maker(share_prefix=share_prefix, policy=Workers(actors=actors), settings=settings)
+    for step in range(4):
+        assert steps(plain, step) == steps(other, step)
+    assert len({str(steps(plain, step)) for step in range(4)}) > 1, "another order for every rollout"
+
+
+def test_samples_that_count_are_updated_as_they_are():
+    samples = list(map(trained, rollout()))
+    steps = maker().update_passes(samples, step=0).steps
+    found = [one for step in steps for rank in step for part in rank for one in part]
+    assert len(found) == len(samples)
+    assert {id(one) for one in found} == {id(one) for one in samples}
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_what_an_update_takes_at_least_has_every_prompt_of_a_step_once(share_prefix):
+    samples = list(map(trained, rollout()))
+    # Prompts of 2, 4, 4 and 1 tokens, and responses of 9 + 1, 2 + 4, 6 + 3 and 1 + 1.
+    assert maker(share_prefix=share_prefix).update_passes(samples, step=0).unique_tokens == 11 + 27
+    # One sample a step: both of a group need its prompt.
+    made = maker(share_prefix=share_prefix, settings=config(train__batch_size=1, train__micro_batch_size=1))
+    assert made.update_passes(samples, step=0).unique_tokens == 2 * 11 + 27
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    table("rl/outputs", "the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them"),
+)
+def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them(changes, expected, answers):
+    settings = config(**changes)
+    assert is_on_policy(settings) is expected
+    policy = Workers()
+    made = maker(policy=policy, settings=settings)
+    # The first step's log-probs are compared with the engine's before anything is learnt.
+    first, later = (made.with_outputs(rollout()) for _ in range(2))
+    assert [name for name, _ in policy.calls].count("forward") == (1 if expected else 2)
+    for one in (*first, *later):
+        assert (one.log_probs is None) == expected
+    # What no pass is made for is not known, and never a number.
+    if expected:
+        assert not any(one.kl.any() for one in later)
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_every_model_gets_the_passes_and_without_cuda_one_runs_after_the_other(has_cuda, answers, monkeypatch):
+    waited = []
+    monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
+    monkeypatch.setattr(ray, "wait", lambda refs, *, num_returns, fetch_local: waited.append(refs[:num_returns]))
+    workers = {name: Workers(duplicates=2, actors=2) for name in ("policy", "critic", "reference")}
+    workers["reward"] = Workers(duplicates=2, actors=2, rewards=True)
+    made = maker(**workers)
+    samples = rollout()
+    for one in samples:
+        one.reward = None
+    passes = made.forward_passes(samples)
+    made.with_outputs(samples)
+    for group_of_workers in workers.values():
+        assert group_of_workers.calls == [("forward", [passes])]
+    assert len(waited) == (0 if has_cuda else 4)
+
+
+# With LoRA the policy, without its adapters, is the reference.
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("use_loss", [True, False])
+def test_what_the_models_say_stands_in_the_samples(use_loss, rank, answers):
+    workers = {"policy": Workers(-1.0), "critic": Workers(3.0), "reward": Workers(2.0, rewards=True)}
+    if not rank:
+        workers["reference"] = Workers(-1.5)
+    made = maker(**workers, settings=config(algo__kl__use_loss=use_loss, train__batch_size=2, ds__lora__rank=rank))
+    samples = rollout()
+    for one in samples:
+        one.reward = None
+    for one in made.with_outputs(samples):
+        width, first = len(one.loss_mask), one.token_ids[0].item()
+        assert one.reward == one.logged["reward"] == first + 2.0
+        assert one.log_probs.tolist() == [first - 1.0] * width
+        assert one.values.tolist() == [first + 3.0] * width
+        assert one.reference_log_probs.tolist() == [first - 1.5] * width
+        # In the loss, or per token in the reward: log p - log q.
+        assert one.kl.tolist() == [0.0 if use_loss else 0.5] * width
+        for name in ("kl", "logprobs_diff"):
+            assert one.logged.get(name) == (None if use_loss else 0.5)
