@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
@@ -85,12 +86,12 @@ def updated(run: Any, batches: Sequence[Any]) -> Step:
 
 
 class AccumulatingStrategy:
-    """Adds up a step's gradients as DeepSpeed does on one rank."""
+    """Adds up a step's gradients on one rank, as DeepSpeed does."""
 
     ring_attn_group = None
 
     def __init__(self) -> None:
-        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        self.ds_device_mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
         self.steps = 0
 
     def is_rank_0(self) -> bool:
