@@ -237,6 +237,7 @@ def batch_of(case: Case, model: Path) -> PassBatch:
         attention_mask=batch.attention_mask,
         action_mask=batch.action_mask,
         media=list(batch.media),
+        prompts=batch.prompts,
     )
 
 

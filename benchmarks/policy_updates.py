@@ -1,4 +1,4 @@
-"""The policy's update and its pass without gradients in four ways, each an actor under DeepSpeed in OpenRLHF's trainer.
+"""The policy's update and its pass without gradients in four ways, each an actor under DeepSpeed.
 
 Import it after `cpu.prepare_process`.
 """
@@ -6,16 +6,12 @@ Import it after `cpu.prepare_process`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from openrlhf.models import Actor
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from train_batches import GroupBatch, optimizer_settings
 
@@ -25,7 +21,8 @@ from lmm_r1.host.strategy import KitStrategy, default_to_one_process, make_strat
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import LoadSettings
-from lmm_r1.rl.workers import media_per_row
+from lmm_r1.rl.losses import LossSettings, PolicyLoss, PolicyPass
+from lmm_r1.train.update import Counts, Terms, update
 
 # OpenRLHF's own actor, and ours on the padded batch, on packed sequences and on those with shared prefixes.
 OURS: dict[str, dict[str, Any]] = {
@@ -42,7 +39,7 @@ class PolicyUpdate:
 
     way: str
     actor: Actor
-    trainer: ppo_actor.ActorPPOTrainer
+    strategy: KitStrategy
     passed: dict[str, torch.Tensor] = field(default_factory=dict)
     """Shapes and types, as meta tensors, of what the model's forward was given in the last pass."""
 
@@ -53,19 +50,15 @@ class PolicyUpdate:
             old: log-probs of the policy that sampled the responses, (B, T - 1).
             advantages: (B, T - 1).
         """
-        experience = Experience(
-            sequences=batch.sequences,
-            attention_mask=batch.attention_mask,
-            action_mask=batch.action_mask,
-            action_log_probs=old,
-            advantages=advantages,
-            mm_train_inputs=batch.media,
-            info={},
-        )
-        # The one name of the worker's module that differs between OpenRLHF's actor and ours.
-        ppo_actor.merge_mm_train_inputs = self._media
-        status = self.trainer.training_step(experience, 0.0, 0)
-        return float(status["metrics"]["policy_loss"])
+        loss, tokens = PolicyLoss(LossSettings()), int(batch.action_mask.sum())
+        counted = Counts(units=tokens, tokens=tokens, samples=len(batch.sequences))
+
+        def terms(one: GroupBatch) -> Terms:
+            given = {"old_log_probs": old, "advantages": advantages, "mask": one.action_mask.long()}
+            return loss(PolicyPass(log_probs=self._run(one), **given), kl_weight=0.0)
+
+        self.actor.train()
+        return update(self.strategy, self.actor, [batch], counts=lambda one: counted, terms=terms).loss
 
     def log_probs(self, batch: GroupBatch) -> torch.Tensor:
         """Return the responses' log-probs (B, T - 1) as the old policy's and the reference model's are computed."""
@@ -89,12 +82,10 @@ class PolicyUpdate:
         return torch.cat([part.flatten() for part in zeros])
 
     def _run(self, batch: GroupBatch) -> torch.Tensor:
-        media = self._media([batch.media], batch.sequences.device)
-        return self.actor(batch.sequences, batch.action_mask, attention_mask=batch.attention_mask, **media)
-
-    @property
-    def _media(self) -> Callable[..., dict[str, Any]]:
-        return merge_mm_train_inputs if self.way == "openrlhf" else media_per_row
+        given: dict[str, Any] = {"media": batch.media, "prompts": batch.prompts}
+        if self.way == "openrlhf":
+            given = merge_mm_train_inputs([batch.media], batch.sequences.device)
+        return self.actor(batch.sequences, batch.action_mask, attention_mask=batch.attention_mask, **given)
 
 
 def load_updates(kit: LmmKit, folder: Path) -> list[PolicyUpdate]:
@@ -102,13 +93,10 @@ def load_updates(kit: LmmKit, folder: Path) -> list[PolicyUpdate]:
     default_to_one_process()
     strategy = make_strategy(_config(folder))
     strategy.setup_distributed()
-    args = strategy.args
-    # There is no plan of passes in a buffer: each is a step.
-    args.train.dynamic_batch_enable = False
     actors = {"openrlhf": _openrlhf_actor(kit, folder)}
     for way, settings in OURS.items():
         actors[way] = KitActor(str(folder), LoadSettings(attn_implementation="sdpa", param_dtype="fp32", **settings))
-    return [_prepared(way, actor, strategy, args) for way, actor in actors.items()]
+    return [_prepared(way, actor, strategy) for way, actor in actors.items()]
 
 
 def _config(folder: Path) -> PPOConfig:
@@ -116,7 +104,6 @@ def _config(folder: Path) -> PPOConfig:
     settings = {
         "actor.model_name_or_path": str(folder),
         "actor.adam.lr": 0.0,
-        "actor.eps_clip_low_high": (0.2, 0.2),
         "algo.kl.init_coef": 0.0,
         "ds.param_dtype": "fp32",
         "train.batch_size": 1,
@@ -133,19 +120,16 @@ def _openrlhf_actor(kit: LmmKit, folder: Path) -> Actor:
     return actor
 
 
-def _prepared(way: str, actor: Actor, strategy: KitStrategy, args: SimpleNamespace) -> PolicyUpdate:
+def _prepared(way: str, actor: Actor, strategy: KitStrategy) -> PolicyUpdate:
     bare = actor.model
-    actor, optimizer, scheduler = strategy.prepare((actor, optimizer_settings(args, steps=1)))
-    trainer = ppo_actor.ActorPPOTrainer(
-        strategy, actor, ema_model=None, actor_optim=optimizer, actor_scheduler=scheduler, micro_train_batch_size=1
-    )
-    update = PolicyUpdate(way=way, actor=actor, trainer=trainer)
+    actor, _, _ = strategy.prepare((actor, optimizer_settings(strategy.args, steps=1)))
+    made = PolicyUpdate(way=way, actor=actor, strategy=strategy)
 
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-        update.passed.clear()
-        update.passed.update({name: torch.empty_like(value, device="meta") for name, value in tensors.items()})
+        made.passed.clear()
+        made.passed.update({name: torch.empty_like(value, device="meta") for name, value in tensors.items()})
 
     bare.register_forward_pre_hook(note, with_kwargs=True)
-    return update
+    return made

@@ -15,6 +15,7 @@ from measuring import noise_picture
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
+from lmm_r1.models.packed.packing import Prompts
 
 SENTENCE = " Then add up the digits, sort them and say which is the largest."
 
@@ -55,10 +56,18 @@ class GroupBatch:
     action_mask: torch.Tensor  # (B, T - 1)
     media: list[SampleMedia]
     """One entry per row; rows of one group hold the same object."""
+    samples: int
+    """Rows of each group but the last, which may have fewer."""
     prompt_lengths: tuple[int, ...]
     """One per group."""
     response_lengths: tuple[int, ...]
     """One per row."""
+
+    @property
+    def prompts(self) -> Prompts:
+        """Which rows continue the same prompt."""
+        groups = [row // self.samples for row in range(len(self.sequences))]
+        return Prompts(groups=groups, lengths=[self.prompt_lengths[group] for group in groups])
 
     @property
     def unique_tokens(self) -> int:
@@ -108,6 +117,7 @@ def make_batch(
         attention_mask=attention_mask,
         action_mask=action_mask[:, 1:].bool(),
         media=[prompt.media for prompt in prompts for _ in range(samples)],
+        samples=samples,
         prompt_lengths=tuple(len(prompt.token_ids) for prompt in prompts),
         response_lengths=tuple(lengths),
     )

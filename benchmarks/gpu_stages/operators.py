@@ -152,7 +152,7 @@ def update_without_values(subject: Subject, batch: GroupBatch) -> None:
     policy = subject.policy
     inner, layer = policy.model.model, policy.model.get_output_embeddings()
     inputs = BatchInputs.of(policy.model, kit=policy.kit, config=policy.model.config)
-    targets = Targets(wanted=batch.action_mask, shared=True)
+    targets = Targets(wanted=batch.action_mask, prompts=batch.prompts)
     packed, arguments = inputs.packed(
         batch.sequences, batch.attention_mask, batch.media, targets=targets, share_prefix=True
     )

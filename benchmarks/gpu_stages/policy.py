@@ -76,7 +76,7 @@ class Policy:
             sequences,
             attention_mask,
             batch.media,
-            targets=Targets(wanted=wanted, shared=True),
+            targets=Targets(wanted=wanted, prompts=batch.prompts),
             share_prefix=layout == "shared",
         )
         with packed_as(packed.layout):

@@ -182,6 +182,7 @@ def first_rows(batch: GroupBatch, rows: int, *, samples: int) -> GroupBatch:
         attention_mask=batch.attention_mask[:rows, :width],
         action_mask=batch.action_mask[:rows, : width - 1],
         media=list(batch.media[:rows]),
+        samples=samples,
         prompt_lengths=batch.prompt_lengths[:groups],
         response_lengths=batch.response_lengths[:rows],
     )

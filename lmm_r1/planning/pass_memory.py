@@ -21,6 +21,7 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, language_layers, layer_weights, packed_bytes
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.output_layer import two_slices
+from lmm_r1.models.packed.packing import Prompts
 from lmm_r1.models.value_model import KitValueModel
 
 _INDEXED = (torch.ops.aten.index.Tensor,)
@@ -193,6 +194,7 @@ class PassBatch:
     attention_mask: torch.Tensor  # (B, T)
     action_mask: torch.Tensor  # (B, T - 1)
     media: list[SampleMedia]
+    prompts: Prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +253,7 @@ class EmptyModel:
             attention_mask=batch.attention_mask,
             return_output=True,
             media=batch.media,
+            prompts=batch.prompts,
             **settings,
         )
         return values + output.entropy[:, -values.shape[1] :] if entropy else values
@@ -316,6 +319,7 @@ def padded_batch(prompt: Sequence[int], responses: Sequence[Sequence[int]], *, m
         attention_mask=attention_mask,
         action_mask=action_mask[:, 1:].bool(),
         media=[media] * len(rows),
+        prompts=Prompts(groups=[0] * len(rows), lengths=[len(prompt)] * len(rows)),
     )
 
 

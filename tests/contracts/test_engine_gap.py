@@ -14,7 +14,6 @@ from helpers.conversations import message, picture, row
 from helpers.engines import disturb, running_engine, sampled
 from helpers.samples import generated_sample, unrewarded
 from helpers.tiny_models import CORPUS, encode, flat_actor
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
@@ -22,43 +21,37 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, Media, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rl.experiences import experience_of
-from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss
+from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss, PolicyPass
 from lmm_r1.rl.mismatch import Mismatch
+from lmm_r1.rl.samples import TrainingSample
 
 # One list per prompt of its samples: token ids, and the log-probs that the engine reports for them.
 Samples = Sequence[Sequence[tuple[list[int], list[float]]]]
 
 
-def experiences(
+def with_log_probs(
     actor: KitActor,
     rows: Sequence[Row],
     prompts: Sequence[EncodedPrompt],
     samples: Samples,
     *,
     media: Sequence[Media | None] | None = None,
-) -> list[Experience]:
-    """Return an experience of each group, with the actor's log-probs beside the engine's.
+) -> list[TrainingSample]:
+    """Return all samples, with the actor's log-probs beside the engine's.
 
     Args:
         media: what the actor gets in the place of the prompts' own.
     """
-    groups = []
+    found = []
     for asked, prompt, group, given in zip(rows, prompts, samples, media or [p.media for p in prompts], strict=True):
-        made = [
-            unrewarded(generated_sample(prompt.token_ids, token_ids, of=asked, log_probs=log_probs))
-            for token_ids, log_probs in group
-        ]
-        experience = Experience.concat_experiences([experience_of(one, max_len=10**6) for one in made], 0)
-        with torch.no_grad():
-            experience.action_log_probs = actor(
-                experience.sequences,
-                experience.action_mask,
-                attention_mask=experience.attention_mask,
-                media=[given] * len(group),
-            )
-        groups.append(experience)
-    return groups
+        for token_ids, log_probs in group:
+            made = unrewarded(generated_sample(prompt.token_ids, token_ids, of=asked, log_probs=log_probs))
+            one = TrainingSample.of(made, max_len=10**6)
+            ids, mask = one.token_ids[None], one.loss_mask[None].long()
+            with torch.no_grad():
+                one.log_probs = actor(ids, mask, attention_mask=torch.ones_like(ids), media=[given])[0]
+            found.append(one)
+    return found
 
 
 KIT = get_kit("qwen2_5_vl")
@@ -95,7 +88,7 @@ class Run:
     def check(self, *, media: Sequence[Media | None] | None = None) -> dict[str, float]:
         """Do what a run does with its first step's samples, and return the metrics."""
         mismatch = Mismatch(dotted.replace(PPOConfig(), {"ds.param_dtype": self.dtype}))
-        mismatch.measure(experiences(self.actor, self.rows, self.prompts, self.samples, media=media))
+        mismatch.measure(with_log_probs(self.actor, self.rows, self.prompts, self.samples, media=media))
         return mismatch.take_metrics()
 
 
@@ -155,18 +148,17 @@ def test_what_is_left_of_the_policy_is_no_gap_and_hides_none(run, name):
     run.actor.temperature = KEPT[name].get("temperature", 1.0)
     of_kept = replace(run, samples=run.kept[name])
     assert of_kept.check()["mismatch/mean"] <= HONEST[run.dtype]
-    groups = experiences(run.actor, run.rows, run.prompts, run.kept[name])
-    ratios = torch.cat(
-        [(one.action_log_probs - one.rollout_log_probs).exp()[one.action_mask.bool()] for one in groups]
-    )
+    samples = with_log_probs(run.actor, run.rows, run.prompts, run.kept[name])
+    ratios = torch.cat([(one.log_probs - one.engine_log_probs).exp()[one.loss_mask] for one in samples])
     assert ratios.mean().item() == pytest.approx(1.0, abs=2e-3 if run.dtype == "fp32" else 2e-2)
     assert ratios.numel() == 4 * 4 * 48
     # So GSPO with a correction clips none of them.
     losses = LossSettings(loss="gspo", clip=(3e-4, 4e-4), correction=Correction(level="token"))
-    for one in groups:
-        given = (one.action_log_probs, one.action_log_probs, -torch.ones_like(one.action_log_probs), one.action_mask)
-        _, clipped, *_, filtered = PolicyLoss(losses)(*given, rollout_log_probs=one.rollout_log_probs)
-        assert (clipped, filtered) == (0, 0)
+    for one in samples:
+        one.advantages, one.reward = -torch.ones_like(one.log_probs), 0.0
+        given = PolicyPass.of([one], log_probs=one.log_probs[None], entropy=None)
+        sums = PolicyLoss(losses)(given, kl_weight=0.0).token_sums
+        assert (sums["ppo_clip_ratio"], sums["is_filter_ratio"]) == (0, 0)
     run.actor.temperature *= 0.7
     with pytest.raises(UserError, match="--rollout.temperature"):
         of_kept.check()

@@ -173,6 +173,8 @@ def test_the_estimator_and_the_loss_have_their_values_by_hand(tmp_path):
     old = torch.tensor([[math.log(0.1), math.log(0.3), 0.0]])
     given = {"old_log_probs": old, "advantages": torch.tensor([[2.0, 2.0, 2.0]])}
     passed = PolicyPass(log_probs=torch.full((1, 3), math.log(0.6)), mask=torch.tensor([[1, 1, 0]]), **given)
-    losses = loss_named(f"{tmp_path}/weighted_loss.py:policy_loss?most=3")(passed, LossSettings()).losses
+    loss, costly = loss_named(f"{tmp_path}/weighted_loss.py:policy_loss?most=3")
+    losses = loss(passed, LossSettings()).losses
     # The first ratio of 6 counts as 3, the second is 2.
     assert losses.tolist() == [pytest.approx([-6 * math.log(0.6), -4 * math.log(0.6), 0.0])]
+    assert costly == frozenset()

@@ -32,11 +32,11 @@ from lmm_r1.errors import UserError
 from lmm_r1.report.curves import METRICS
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.batching import pass_limits
-from lmm_r1.rl.experiences import ModelOutputs, add_advantages, add_outputs
 from lmm_r1.rl.generator import group_settings
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.loop import optimizer_steps
 from lmm_r1.rl.losses import LossSettings
+from lmm_r1.rl.outputs import _add_kl, add_advantages
 
 CPU = Offer(per_node=(), joined=False)
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,13 +141,12 @@ def computed(config: object) -> str:
         return ""
     config, _ = sized_ppo(config, rows=512)
     size = config.rollout.n_samples_per_prompt
-    samples = numbered([sample([1], [5] * (4 + place), reward=place * 1.2) for place in range(size)])
-    samples[-1].truncated = torch.tensor([True])
-    noise = [torch.linspace(-1, -0.2, one.action_mask.numel())[None] for one in samples]
-    reference = [2 * one for one in noise] if config.algo.kl.init_coef else None
-    add_outputs(
-        samples, ModelOutputs(rewards=None, log_probs=noise, values=noise, reference_log_probs=reference), config
-    )
+    samples = numbered([sample([1], [5] * (4 + place), reward=place * 1.2, group=0) for place in range(size)])
+    samples[-1].truncated = True
+    for one in samples:
+        one.log_probs = one.values = torch.linspace(-1, -0.2, len(one.loss_mask))
+        one.reference_log_probs = 2 * one.log_probs if config.algo.kl.init_coef else None
+        _add_kl(one, config)
     kl = config.algo.kl
     weight = KLWeight(value=kl.init_coef, target=kl.target, horizon=kl.horizon)
     add_advantages(samples, config, kl_weight=weight.value, greedy=[sample([1], [5], reward=3.0)])

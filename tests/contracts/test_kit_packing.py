@@ -265,7 +265,7 @@ def test_a_groups_media_tensors_travel_once(load, prompts_of, name):
     given = Batch(tuple(samples)).padded("right")
     inputs = load(name, "full").packing._inputs
     padded = inputs.padded(given.sequences, given.attention_mask, given.media)
-    targets = wanted_targets(given.attention_mask, given.action_mask)
+    targets = wanted_targets(given.attention_mask, given.action_mask, given.prompts)
     sequence, packed = inputs.packed(
         given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True
     )

@@ -112,7 +112,8 @@ def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themsel
     shared.computed_tokens = 0
     batch = collate_pairs([sample], pad_token_id=0).tokens
     with torch.no_grad():
-        together = shared(batch.sequences, batch.loss_mask, attention_mask=batch.attention_mask, media=batch.media)
+        given = {"attention_mask": batch.attention_mask, "media": batch.media, "prompts": batch.prompts}
+        together = shared(batch.sequences, batch.loss_mask, **given)
         sums = []
         for side in (sample.chosen, sample.rejected):
             one = collate([side], pad_token_id=0)
@@ -138,7 +139,7 @@ def test_a_pair_in_one_packed_sequence_has_the_rewards_of_its_sides_by_themselve
             tokens.sequences,
             attention_mask=tokens.attention_mask,
             media=tokens.media,
-            prompt_lengths=batch.prompt_lengths,
+            prompts=tokens.prompts,
         )
         alone = []
         for side in (sample.chosen, sample.rejected):

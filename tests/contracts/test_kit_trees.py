@@ -148,7 +148,7 @@ def test_pictures_of_turns_in_common_are_encoded_once(load, prompts_of, name):
     kit = actor.kit
     actor.kit = altered(kit, merge_media=noting)
     given = batch.padded("right")
-    targets = wanted_targets(given.attention_mask, given.action_mask)
+    targets = wanted_targets(given.attention_mask, given.action_mask, given.prompts)
     actor._inputs.packed(given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True)
     actor.kit = kit
     # What reaches the model is merged last: once what is seen behind the whole first turn, and once behind another.

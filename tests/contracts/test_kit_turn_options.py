@@ -26,8 +26,8 @@ from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.lmm_kits import LmmKit, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rl.experiences import experience_of
 from lmm_r1.rl.mismatch import gaps_of
+from lmm_r1.rl.samples import TrainingSample
 
 # With gemma3 the engines of CPUs do not agree with the trainer.
 PLAYING = [name for name in kits_with("RL") if name != "gemma3"]
@@ -115,10 +115,9 @@ class Playing:
         """Over all loss tokens of the samples, as a run measures it."""
         largest = []
         for sample in samples:
-            made = experience_of(sample, max_len=10_000)
-            gaps = gaps_of(self.log_probs(sample)[None], made.rollout_log_probs, made.action_mask, ["text"])
-            assert gaps["text"].tokens == sum(sample.loss_mask)
-            largest.append(gaps["text"].largest)
+            [gap] = gaps_of([TrainingSample.of(sample, max_len=10_000)], [self.log_probs(sample)]).values()
+            assert gap.tokens == sum(sample.loss_mask)
+            largest.append(gap.largest)
         return max(largest)
 
 

@@ -10,17 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import openrlhf
 import pytest
 import yaml
 
 import lmm_r1
-from lmm_r1.host import seams
 from lmm_r1.host.seams import PATCHES, REPLACEMENTS, resolve
 from lmm_r1.lmm_kits.delta_rule import PACKED_MODULES, REPLACED_FUNCTIONS
-from lmm_r1.models.actor import worker_policy
-from lmm_r1.models.loading import LoadSettings
-from lmm_r1.models.value_model import worker_value_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +47,6 @@ PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]
 SUBCLASSED = [seam for seam in SEAMS if seam.how == "subclassed"]
-MODELS = (worker_policy, worker_value_model)
 
 
 def title(seam: Seam) -> str:
@@ -120,55 +114,12 @@ def names_read_in_functions(tree: ast.AST) -> set[str]:
     return read
 
 
-def imported_in_functions(tree: ast.AST) -> set[str]:
-    """`module:name` of what functions import when they are called."""
-    return {
-        f"{node.module}:{alias.name}"
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-
-
 @pytest.mark.parametrize("seam", REPLACED, ids=title)
 def test_upstream_looks_a_replaced_name_up_where_it_is_replaced(seam):
     module_name, name = seam.upstream.split(":")
     module = importlib.import_module(module_name)
     assert hasattr(module, name)
-    if name in names_read_in_functions(ast.parse(inspect.getsource(module))):
-        return
-    theirs = Path(openrlhf.__path__[0]).rglob("*.py")
-    assert any(seam.upstream in imported_in_functions(ast.parse(path.read_text())) for path in theirs)
-
-
-@pytest.mark.parametrize("seam", [s for s in REPLACED if not s.ours.endswith(":prepare_training")], ids=title)
-def test_what_takes_the_place_can_be_called_as_upstream_calls_the_name(seam):
-    ours = inspect.signature(resolve(seam.ours))
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in ours.parameters.values())
-    assert takes_any or list(ours.parameters) == [name for name in seam.signature.split() if name != "self"]
-
-
-def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
-    places = [(importlib.import_module(module), name) for module, name in (s.upstream.split(":") for s in REPLACED)]
-    for module, name in places:
-        # So that the originals come back after the test.
-        monkeypatch.setattr(module, name, getattr(module, name))
-    mesh = resolve("openrlhf.utils.deepspeed.deepspeed:init_device_mesh")
-
-    for _ in range(2):
-        settings = LoadSettings(attn_implementation="sdpa")
-        seams.install(settings)
-        for seam in REPLACED:
-            now = resolve(seam.upstream)
-            if seam.ours.endswith(":prepare_training"):
-                assert now is mesh, "left to prepare_training"
-            elif resolve(seam.ours) in MODELS:
-                assert now.func is resolve(seam.ours)
-                assert now.keywords == {"settings": settings}
-            else:
-                assert now is resolve(seam.ours)
+    assert name in names_read_in_functions(ast.parse(inspect.getsource(module)))
 
 
 def openrlhf_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -233,11 +184,11 @@ def test_openrlhf_is_changed_in_no_other_place():
                 found.setdefault(source, []).append(attribute)
             elif root_name(target).startswith("importlib."):
                 found.setdefault(source, []).append(attribute)
-    # DeepSpeed's build_shm_op is no name of OpenRLHF's; `name` is each one of the list.
+    # DeepSpeed's build_shm_op is no name of OpenRLHF's.
     assert {source: sorted(names) for source, names in found.items()} == {
-        "host/seams.py": ["build_shm_op", "init_device_mesh", "name"]
+        "host/seams.py": ["build_shm_op", "init_device_mesh"]
     }
-    (seam,) = (seam for seam in REPLACED if seam.ours.endswith(":prepare_training"))
+    (seam,) = REPLACED
     assert seam.upstream == "openrlhf.utils.deepspeed.deepspeed:init_device_mesh"
 
 

@@ -27,7 +27,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import Checkpoint, Media, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rl.experiences import experience_of
+from lmm_r1.rl.samples import TrainingSample
 
 PLAYING = kits_with("RL")
 # Of each environment; a kit has some two hundred of all of them.
@@ -110,7 +110,7 @@ def test_what_is_trained_on_is_what_was_shown_and_generated_to_the_token(traject
         assert set(learnt).isdisjoint(played.policy.banned)
         check_texts(sample, turns, tokenizer)
         check_ends_of_turns(sample, turns, tokenizer.eos_token_id)
-        check_experience(sample, turns)
+        check_tensors(sample, turns)
         check_number_of_images(sample, turns, played)
 
 
@@ -134,18 +134,18 @@ def check_ends_of_turns(sample: Sample, turns: Sequence[Spoken], end: int) -> No
     assert len(sample.token_ids) <= MAX_LEN
 
 
-def check_experience(sample: Sample, turns: Sequence[Spoken]) -> None:
+def check_tensors(sample: Sample, turns: Sequence[Spoken]) -> None:
     """The tensors that training gets: a mask of exactly the generated tokens, each with the engine's log-prob."""
-    experience = experience_of(sample, max_len=MAX_LEN)
-    assert experience.sequences[0].tolist() == sample.token_ids
+    made = TrainingSample.of(sample, max_len=MAX_LEN)
+    assert made.token_ids.tolist() == sample.token_ids
     expected = torch.zeros(len(sample.token_ids))
-    mask = torch.zeros(len(sample.token_ids), dtype=torch.long)
+    mask = torch.zeros(len(sample.token_ids), dtype=torch.bool)
     for turn in turns:
         span = slice(len(turn.read), len(turn.read) + len(turn.generated))
-        expected[span], mask[span] = torch.tensor(turn.log_probs), 1
-    assert torch.equal(experience.action_mask[0], mask[1:])
-    assert torch.equal(experience.rollout_log_probs[0], expected[1:])
-    assert experience.response_length.item() == mask.sum().item()
+        expected[span], mask[span] = torch.tensor(turn.log_probs), True
+    assert torch.equal(made.loss_mask, mask[1:])
+    assert torch.equal(made.engine_log_probs, expected[1:])
+    assert made.response_tokens == mask.sum().item()
 
 
 def check_number_of_images(sample: Sample, turns: Sequence[Spoken], played: Trajectories) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -38,13 +37,11 @@ class AccumulationCase:
     """Whether the optimizer's state is in CPU memory (`--ds.adam_offload`)."""
     zero_first: bool = False
     """Whether a step goes before whose gradients are all zero."""
-    announced: bool = False
-    """Whether DeepSpeed is told pass by pass which one ends the step, as in RL, and does not count them."""
     bare: bool = False
     """Whether DeepSpeed is left as it is."""
 
     def __str__(self) -> str:
-        extras = [name for name in ("offload", "zero_first", "announced", "bare") if getattr(self, name)]
+        extras = [name for name in ("offload", "zero_first", "bare") if getattr(self, name)]
         return "-".join([f"ZeRO-{self.stage}", self.param_dtype, self.accum_dtype or "default", *extras])
 
 
@@ -111,7 +108,6 @@ def _steps(case: AccumulationCase) -> Computed:
         **({} if case.accum_dtype is None else {"ds.grad_accum_dtype": case.accum_dtype}),
     }
     strategy = make_strategy(dotted.replace(SFTConfig(), settings))
-    strategy.use_dynamic_batch = case.announced
     strategy.setup_distributed()
     # A step of -gradient / (|gradient| + 1), without memory of the steps before.
     optimizer = constant_adam({"lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0})
@@ -125,12 +121,10 @@ def _steps(case: AccumulationCase) -> Computed:
     steps = []
     for scale in ([0.0] if case.zero_first else []) + [FIRST, FIRST]:
         for number, value in enumerate(passes):
-            if case.announced:
-                engine.set_gradient_accumulation_boundary(number == PASSES - 1)
+            engine.set_gradient_accumulation_boundary(number == PASSES - 1)
             loss = engine(torch.tensor(scale * value * (dist.get_rank() + 1)))
-            # DeepSpeed takes the mean over the passes that it counts.
-            strategy.backward(loss * (1 if case.announced else PASSES), engine, None)
-            strategy.optimizer_step(None, engine, None)
+            strategy.backward(loss, engine, None)
+        strategy.optimizer_step(None, engine, None)
         after = [safe_get_full_fp32_param(weight).float().clone() for weight in engine.module.parameters()]
         moved = [old - new for old, new in zip(before, after, strict=True)]
         assert all(float(value.min()) == float(value.max()) for value in moved), moved
@@ -149,47 +143,37 @@ def policy_gradients() -> dict[str, list[float]]:
     from typing import get_args
 
     from helpers.rl_steps import random_pass
-    from torch.distributed.device_mesh import init_device_mesh
+    from helpers.sessions import AccumulatingStrategy, PlayedEngine
 
-    from lmm_r1 import dotted
-    from lmm_r1.config import PPOConfig
     from lmm_r1.config.ppo import LossAggregation, PolicyLossName
-    from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss
-    from lmm_r1.rl.workers import GroupReplayBuffer
+    from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss, PolicyPass
+    from lmm_r1.train.update import Counts, Terms, update
 
     ranks, rank = dist.get_world_size(), dist.get_rank()
     given, passes = random_pass(*LENGTHS), PASSES_OF[ranks]
-    buffer = GroupReplayBuffer(1, dynamic_batch=True)
     first = sum(map(sum, passes[:rank]))
     places = [
         range(first + sum(passes[rank][:number]), first + sum(passes[rank][: number + 1]))
         for number in range(len(passes[rank]))
     ]
-    buffer.items = [SimpleNamespace(action_mask=given["action_mask"][list(part)]) for part in places]
-    mesh = init_device_mesh("cpu", (ranks, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
-    config = dotted.replace(PPOConfig(), {"train.batch_size": len(LENGTHS)})
-    buffer.setup_dynamic_batch(SimpleNamespace(config=config, ds_device_mesh=mesh))
     found = {}
     for loss in get_args(PolicyLossName):
         for aggregation in get_args(LossAggregation):
             correction = Correction(level="seq", mode="clip", bounds=(0.9, 1.1))
             settings = LossSettings(loss=loss, aggregation=aggregation, length=7, correction=correction)
-            total = torch.zeros((), dtype=torch.double)
-            for number, part in enumerate(places):
+
+            def counts(part: range, settings: LossSettings = settings) -> Counts:
+                mask = given["mask"][list(part)]
+                return Counts(units=settings.units(mask), tokens=int(mask.sum()), samples=len(part))
+
+            def terms(part: range, settings: LossSettings = settings) -> Terms:
                 taken = {name: value[list(part)] for name, value in given.items()}
-                total = (
-                    total
-                    + PolicyLoss(settings)(
-                        **taken,
-                        dp_size=ranks,
-                        batch_num_tokens=buffer.dynamic_batch_num_tokens[number],
-                        global_batch_size=buffer.dynamic_global_batch_size[number],
-                    )[0]
-                )
-            (gradient,) = torch.autograd.grad(total, given["log_probs"])
-            both = torch.cat([total.detach()[None], gradient.flatten()]) / ranks
-            dist.all_reduce(both)
-            found[f"{loss} {aggregation}"] = both.tolist()
+                return PolicyLoss(settings)(PolicyPass(**taken), kl_weight=0.0)
+
+            step = update(AccumulatingStrategy(), PlayedEngine(), places, counts=counts, terms=terms)
+            gradient, given["log_probs"].grad = given["log_probs"].grad / ranks, None
+            dist.all_reduce(gradient)
+            found[f"{loss} {aggregation}"] = [step.loss, *gradient.flatten().tolist()]
     return found
 
 

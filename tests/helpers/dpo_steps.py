@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers.conversations import message, picture
-from helpers.sessions import begun, run_of
+from helpers.sessions import begun, run_of, updated
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
@@ -253,10 +253,10 @@ def updates_made(run: Any) -> Updates:
     run.actor.train()
     losses, means, norms = [], [], []
     for step in range(STEPS):
-        loss, _ = run._update(run._micro_batches(step))
-        losses.append(loss)
-        means.append(run.means)
-        norms.append(run.strategy.get_grad_norm(run.actor))
+        made = updated(run, run._micro_batches(step))
+        losses.append(made.loss)
+        means.append(made.means)
+        norms.append(made.grad_norm)
     weights = {name: value.detach().clone() for name, value in (whole_state_dict(run.engine) or {}).items()}
     return Updates(losses=losses, means=means, norms=norms, weights=weights)
 

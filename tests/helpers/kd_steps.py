@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from helpers.dpo_steps import ADAM, KIT, STEPS, Case, Updates, flags_of, rows, updates_made
-from helpers.sessions import begun, run_of
+from helpers.sessions import begun, run_of, updated
 from helpers.tiny_models import CORPUS, make_actor
 
 from lmm_r1 import cpu
@@ -143,8 +143,7 @@ def main(folder: Path, stage: int) -> None:
             ), f"step {step}"
         seen.append([batch.sequences[:, 1:][batch.loss_mask].tolist() for batch in batches])
         run.actor.train()
-        run._update(batches)
-        assert run.means["on_policy"] == 1.0
+        assert updated(run, batches).means["on_policy"] == 1.0
     # Other weights at each step, which would have chosen other tokens.
     assert seen[0] != seen[1] != seen[2]
     samples = run.student_engine.samples(rows[:1], step=0, numbers=[0])

@@ -15,22 +15,21 @@ import ray
 import torch
 from helpers.conversations import message, row
 from helpers.rl_steps import StepParts, small_run, trained
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+from openrlhf.trainer.ray.launcher import BaseModelActor
 from ray import cloudpickle
 from ray._private.serialization import SerializationContext
-from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import MediaRef, Sample, Segment, placed
+from lmm_r1.data.sample import Sample, Segment, SentMedia, placed
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
+from lmm_r1.host.workers import WorkerGroup
+from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.model_groups import hand_out
-from lmm_r1.rl.workers import GroupReplayBuffer, PassMedia, media_per_row
 
 # Of Qwen2.5-VL: two frames of 14 x 14 pixels in three colours.
 PATCH = 3 * 2 * 14 * 14
@@ -51,23 +50,12 @@ def start_cluster() -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class InBand(MediaRef):
-    """Media that are pickled wherever their reference goes, as they were before they went by reference."""
-
-    tensors: dict[str, torch.Tensor]
-
-
 @dataclass
 class DriverBytes:
     """What this process writes for others, and reads of what they write."""
 
     sent: int = 0
     received: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.sent + self.received
 
 
 @contextmanager
@@ -125,8 +113,7 @@ def name_of(patches: int, number: int) -> str:
 class Engine:
     """Gives groups as an engine does, each with the image that its row's answer names."""
 
-    def __init__(self, *, in_band: bool = False) -> None:
-        self.in_band = in_band
+    def __init__(self) -> None:
         self.images: dict[str, dict[str, torch.Tensor]] = {}
 
     def prepare(self, *, patches: int, images: int) -> list[int]:
@@ -144,11 +131,7 @@ class Engine:
 
     def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
         tensors, number = self.images[row.answer], int(row.answer.rpartition(" ")[2])
-        media: MediaRef | None = None
-        if settings.media and self.in_band:
-            media = InBand(key=row.answer, stored=None, nbytes=0, tensors=tensors)
-        elif settings.media:
-            media = media_store.put(tensors)
+        media = media_store.put(tensors) if settings.media else None
         prompt = Segment(kind="prompt", token_ids=(1, 2, number), media=media)
         samples = [
             Sample(
@@ -165,49 +148,29 @@ class Engine:
 
 @ray.remote
 class Worker(BaseModelActor):
-    """A worker with a replay buffer and no model; what it sees of an image is its mark."""
+    """A worker without a model; what it sees of an image is its mark."""
 
     def __init__(self, world_size: int, rank: int, address: str | None, port: int | None) -> None:
         super().__init__(world_size, rank, address, port)
         cpu.prepare_worker()
-        self.strategy = self
-        self.buffer = GroupReplayBuffer(1, dynamic_batch=True)
         self.seen: list[list[int | None]] = []
 
-    def is_rank_0(self) -> bool:
-        """Upstream asks a worker's strategy whether it is to show its progress."""
-        return False
+    def forward(self, passes: Sequence[Pass]) -> list[list[torch.Tensor]]:
+        for samples in passes:
+            self.look_at([sample.media for sample in samples])
+        return [[torch.zeros(len(sample.loss_mask)) for sample in samples] for samples in passes]
 
-    def forward(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        mm_train_inputs_list: PassMedia,
-        action_mask: torch.Tensor,
-    ) -> torch.Tensor:
-        self.look_at(mm_train_inputs_list)
-        return torch.zeros(action_mask.shape)
+    def fit(self, steps: Sequence[Sequence[Pass]], kl_weight: float = 0.0) -> dict[str, float]:
+        """Go through the passes as policy and critic do."""
+        for passes in steps:
+            self.forward(passes)
+        return {}
 
-    def append(self, experience: Experience) -> None:
-        self.buffer.append(experience)
-
-    def fit(self) -> None:
-        """Go through the passes as the trainers do."""
-        for experience in DataLoader(self.buffer, batch_size=1, collate_fn=self.buffer.collate_fn):
-            experience.to_device(torch.device("cpu"))
-            self.look_at(experience.mm_train_inputs)
-        self.buffer.clear()
-
-    def look_at(self, rows: PassMedia | Sequence[Any]) -> None:
+    def look_at(self, rows: Sequence[SentMedia]) -> None:
         """Note the marks of the rows' images, None for text; rows of one group have one object."""
-        given = rows.rows if isinstance(rows, PassMedia) else rows
-        if any(isinstance(item.ref, InBand) for row in given if row for item in row):
-            tensors = [None if row is None else row[0].ref.tensors for row in given]
-        else:
-            media = media_per_row(rows, "cpu")["media"]
-            items = [placed(row) for row in media]
-            assert len({id(one[0].tensors) for one in items if one}) == len({one[0].key for one in items if one})
-            tensors = [one[0].tensors if one else None for one in items]
+        items = [placed(row) for row in media_store.fetched(rows)]
+        assert len({id(one[0].tensors) for one in items if one}) == len({one[0].key for one in items if one})
+        tensors = [one[0].tensors if one else None for one in items]
         marks = {id(one): mark_of(one) for one in {id(one): one for one in tensors if one is not None}.values()}
         self.seen.append([None if one is None else marks[id(one)] for one in tensors])
 
@@ -220,18 +183,14 @@ class Worker(BaseModelActor):
 class Step:
     """A rollout of some groups and all passes over them: of reference and critic, then of the updates of policy and critic."""
 
-    def __init__(
-        self, engine: Any, *, patches: int, groups: int, samples: int, workers: Sequence[RayActorGroup]
-    ) -> None:
-        """Args: patches: of each image, which the engine has prepared; workers: of policy, critic and reference."""
+    def __init__(self, engine: Any, *, patches: int, groups: int, samples: int, workers: WorkerGroup) -> None:
+        """Args: patches: of each image, which the engine has prepared; workers: play policy, critic and reference."""
         self.groups = groups
-        self.policy, self.critic, self.reference = workers
         kl = {"algo__kl__use_loss": True, "algo__kl__estimator": "k3"}
         passes = {"rollout__micro_batch_size": samples, "train__micro_batch_size": samples}
         config = small_run(prompts=groups, samples=samples, **passes, **kl)
         self.generator = KitSamplesGenerator(config, [engine], settings_of(samples=samples))
-        workers = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
-        self.parts = StepParts(config, share_prefix=True, **workers)
+        self.parts = StepParts(config, share_prefix=True, policy=workers, critic=workers, reference=workers)
         # As after the first step: the update's own pass gives the old log-probs.
         self.parts.mismatch.checked = True
         self.rows = [row(message("user", "?"), answer=name_of(patches, number)) for number in range(groups)]
@@ -240,16 +199,16 @@ class Step:
         """Make the step as the trainer does; return the seconds of its parts."""
         times = [time.perf_counter()]
         rollout = self.generator.rollout(PromptStream(self.rows, seed=0, episodes=1), count=self.groups)
-        for experience in rollout.experiences:
-            experience.rewards = torch.zeros(1)
+        for sample in rollout.samples:
+            sample.reward = 0.0
         times.append(time.perf_counter())
-        samples = self.parts.with_outputs(rollout.experiences)
+        samples = self.parts.with_outputs(rollout.samples)
         times.append(time.perf_counter())
         steps = self.parts.update_passes([trained(one) for one in samples], step=0).steps
-        hand_out(steps, self.parts.models.trained)
+        fits = hand_out(steps, self.parts.models, trains_policy=True, kl_weight=0.0)
         times.append(time.perf_counter())
-        for group in (self.critic, self.policy):
-            ray.get(group.async_run_method(method_name="fit"))
+        for fit in fits:
+            ray.get(fit.start())
         times.append(time.perf_counter())
         names = ("rollout", "make_experience", "hand_out", "update")
         return {name: end - begin for name, (begin, end) in zip(names, pairwise(times), strict=True)}

@@ -18,10 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.checkpoints.merge_job import in_double
-from lmm_r1.data.sample import PlacedMedia, SampleMedia
+from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.layout import PackedSegment
+from lmm_r1.models.packed.packing import Prompts
 
 # A token that means something stands for padding: it would show if it were read.
 PADDING = 7
@@ -49,11 +50,18 @@ class Arguments:
     action_mask: torch.Tensor  # (B, T - 1)
     attention_mask: torch.Tensor  # (B, T)
     media: list[SampleMedia]
+    prompts: Prompts
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     samples: tuple[Sample, ...]
+
+    @property
+    def prompts(self) -> Prompts:
+        """Which samples have the same prompt."""
+        known = [(sample.prompt, media_before(sample.media, len(sample.prompt))) for sample in self.samples]
+        return Prompts(groups=[known.index(prompt) for prompt in known], lengths=[len(ids) for ids, _ in known])
 
     def padded(self, side: str) -> Arguments:
         """Return the batch with its padding on the given side."""
@@ -67,7 +75,13 @@ class Batch:
             mask[row, start : start + length] = 1
             loss_mask[row, start + len(sample.prompt) : start + length] = torch.tensor(sample.loss_mask)
         media = [sample.media for sample in self.samples]
-        return Arguments(sequences=sequences, action_mask=loss_mask[:, 1:], attention_mask=mask, media=media)
+        return Arguments(
+            sequences=sequences,
+            action_mask=loss_mask[:, 1:],
+            attention_mask=mask,
+            media=media,
+            prompts=self.prompts,
+        )
 
     @cached_property
     def weights(self) -> list[torch.Tensor]:
@@ -148,6 +162,7 @@ def _run(actor: KitActor, batch: Batch, *, side: str) -> list[tuple[torch.Tensor
             given.action_mask,
             attention_mask=given.attention_mask,
             media=given.media,
+            prompts=given.prompts,
             return_output=True,
             return_entropy=True,
         )

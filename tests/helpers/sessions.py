@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
@@ -15,6 +17,7 @@ from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised.models import SupervisedSession
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
+from lmm_r1.train.update import Step, update
 
 ConfigT = TypeVar("ConfigT")
 
@@ -76,35 +79,62 @@ def run_of(run_class: Any, session: SupervisedSession, rows: Any) -> Any:
     return run_class.of(session, rows=rows, encode=encode, filler=encode(rows[0]).filler)
 
 
+def updated(run: Any, batches: Sequence[Any]) -> Step:
+    """Make an update of a run on batches."""
+    given = {"counts": run.counts, "terms": run.terms, "aux_weight": run.config.model.aux_loss_coef}
+    return update(run.strategy, run.actor, batches, **given)
+
+
 class AccumulatingStrategy:
-    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
+    """Adds up a step's gradients on one rank, as DeepSpeed does."""
 
     ring_attn_group = None
 
-    def __init__(self, *, micro_batches: int = 1) -> None:
-        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-        self.micro_batches = micro_batches
-        self.steps = 0
+    def __init__(self) -> None:
+        self.ds_device_mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
         self.steps = 0
 
     def is_rank_0(self) -> bool:
         return True
 
     def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
-        (loss / self.micro_batches).backward()
+        loss.backward()
 
-    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
+    def optimizer_step(self, optimizer: object, model: object, scheduler: object, *, name: str) -> None:
         self.steps += 1
+
+    def get_grad_norm(self, model: object) -> float:
+        return 0.0
+
+
+class PlayedEngine:
+    """What an update asks of DeepSpeed's engine; it notes which passes are told to be the last."""
+
+    def __init__(self) -> None:
+        self.boundaries: list[bool] = []
+
+    def set_gradient_accumulation_boundary(self, last: bool) -> None:
+        self.boundaries.append(last)
+
+    def get_lr(self) -> list[float]:
+        return [0.1]
+
+    def eval(self) -> None:
+        pass
+
+    def train(self) -> None:
+        pass
 
 
 POLICY, REFERENCE = [0.0, -1.0, -2.0, -4.0], [0.0, -1.5, -2.0, -3.0]
 """Log-probs of the tokens 0 to 3: their log-ratios are 0, 0.5, 0 and -1."""
 
 
-class TableActor:
+class TableActor(PlayedEngine):
     """A model whose log-prob of a loss token is its entry in a table, whatever came before."""
 
     def __init__(self, table: list[float]) -> None:
+        super().__init__()
         self.table = torch.tensor(table, requires_grad=True)
         self.modes: list[str] = []
 

@@ -95,6 +95,7 @@ def compare(
             return_entropy=True,
             ring_attn_group=shared_by,
             media=given.media,
+            prompts=given.prompts,
         )
         return [log_probs, output.entropy]
 
@@ -130,6 +131,7 @@ def values(
                 attention_mask=given.attention_mask,
                 ring_attn_group=shared_by,
                 media=given.media,
+                prompts=given.prompts,
             )
         ]
 
@@ -232,7 +234,7 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
 
     With an epsilon that large, AdamW's steps are as large as the gradients, and would show a wrong scale.
     """
-    from helpers.sessions import begun, run_of
+    from helpers.sessions import begun, run_of, updated
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig
@@ -267,10 +269,10 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
     run.actor.train()
     found: dict[str, Any] = {"losses": [], "norms": [], "tokens": []}
     for step in range(2):
-        loss, tokens = run._update(run._micro_batches(step))
-        found["losses"].append(loss)
-        found["tokens"].append(tokens)
-        found["norms"].append(run.strategy.get_grad_norm(run.actor))
+        made = updated(run, run._micro_batches(step))
+        found["losses"].append(made.loss)
+        found["tokens"].append(made.tokens)
+        found["norms"].append(made.grad_norm)
     weights = whole_state_dict(run.engine)
     if dist.get_rank() == 0:
         differences = [(weights[name] - weight).abs().max().item() for name, weight in expected["weights"].items()]

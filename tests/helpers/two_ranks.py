@@ -155,13 +155,14 @@ def _step(strategy: Any, actor: KitActor, batches: Sequence[Batch], *, way: Way,
 
     engine = actor.model
     gradients, log_probs = {}, []
-    for batch in batches:
+    for number, batch in enumerate(batches, start=1):
         values = _log_probs(actor, batch, way=way, grad=trained)
         log_probs.append(values.detach())
         if not trained:
             continue
-        # DeepSpeed takes the mean over micro-batches and ranks of what is a sum here.
-        strategy.backward(_loss(values, batch) * len(batches) * RANKS, actor, None)
+        engine.set_gradient_accumulation_boundary(number == len(batches))
+        # DeepSpeed takes the mean over ranks of what is a sum here.
+        strategy.backward(_loss(values, batch) * RANKS, actor, None)
         if engine.is_gradient_accumulation_boundary():
             parameters = {name: value for name, value in engine.module.named_parameters() if value.requires_grad}
             gradients = {name: safe_get_full_grad(value) for name, value in parameters.items()}
@@ -233,7 +234,11 @@ def _log_probs(actor: KitActor, batch: Batch, *, way: Way, grad: bool = True) ->
     given = batch.padded("left")
     with torch.set_grad_enabled(grad):
         values = actor(
-            given.sequences, given.action_mask, attention_mask=given.attention_mask, media=given.media
+            given.sequences,
+            given.action_mask,
+            attention_mask=given.attention_mask,
+            media=given.media,
+            prompts=given.prompts,
         )  # (B, T - 1)
     return values[given.action_mask.bool()]
 

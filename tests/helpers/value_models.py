@@ -30,7 +30,11 @@ def values_of(model: KitValueModel, batch: Batch, *, side: str) -> list[torch.Te
     """Return the values of each sample's loss tokens from one call, (L,) each."""
     given = batch.padded(side)
     values = model(
-        given.sequences, given.action_mask, attention_mask=given.attention_mask, media=given.media
+        given.sequences,
+        given.action_mask,
+        attention_mask=given.attention_mask,
+        media=given.media,
+        prompts=given.prompts,
     )  # (B, T - 1)
     loss_mask = given.action_mask.bool()
     assert not values[~loss_mask].any()

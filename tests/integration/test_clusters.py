@@ -21,7 +21,7 @@ from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.host import workers
-from lmm_r1.host.workers import NodeSortedGroup, reserve
+from lmm_r1.host.workers import WorkerGroup, reserve
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.rl import run
 
@@ -78,9 +78,11 @@ def test_a_driver_without_gpus_starts_gpu_workers_whose_neighbours_share_a_node(
     # As on a busy cluster: one bundle here, one there.
     monkeypatch.setattr(workers, "placement_group", lambda bundles, strategy: spread(bundles, strategy="SPREAD"))
     reservation = reserve(2 * GPUS, together={"--ds.ulysses_size": GPUS})
-    group = NodeSortedGroup(2, GPUS, Model, pg=reservation, num_gpus_per_actor=0.2, duplicate_actors=GPUS)
+    group = WorkerGroup(2, GPUS, Model, pg=reservation, num_gpus_per_actor=0.2, duplicate_actors=GPUS)
     try:
-        told, places, environments = zip(*ray.get(group.async_run_method("state")), strict=True)
+        told, places, environments = zip(
+            *ray.get(group.start(Model.__ray_metadata__.modified_class.state)), strict=True
+        )
     finally:
         for worker in group._actor_handlers:
             ray.kill(worker)

@@ -21,8 +21,6 @@ CASES = [
 ]
 CASES += [AccumulationCase(stage=stage, param_dtype="bf16", accum_dtype="bf16") for stage in (1, 2, 3)]
 CASES += [AccumulationCase(stage=stage, param_dtype="bf16", zero_first=True) for stage in (1, 2, 3)]
-CASES += [AccumulationCase(stage=stage, param_dtype="bf16", announced=True) for stage in (1, 2, 3)]
-CASES += [AccumulationCase(stage=2, param_dtype="bf16", offload=True, announced=True)]
 RANKS = (1, 2)
 BARE = [AccumulationCase(stage=stage, param_dtype="bf16", bare=True) for stage in (1, 2, 3)]
 OURS = AccumulationCase(stage=1, param_dtype="bf16")
@@ -88,4 +86,5 @@ def test_policy_losses_are_those_of_the_whole_step_on_two_ranks(computed, folder
         assert any(values[1:]), name
         # All but the gradients of the tokens that the loss is not about.
         assert sum(value != 0 for value in values[1:]) <= sum(LENGTHS)
-        assert shared[name] == pytest.approx(values, rel=1e-9, abs=1e-12), name
+        assert shared[name][0] == pytest.approx(values[0], rel=1e-6), f"{name}: losses are logged in single precision"
+        assert shared[name][1:] == pytest.approx(values[1:], rel=1e-9, abs=1e-12), name

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from helpers import commands_here
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
+from helpers.rl_steps import sample
 from helpers.tiny_models import MIXTURES, build_experts, encode, flat_actor, make_actor
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -26,7 +28,7 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.rl import workers
-from lmm_r1.rl.resume import load_reference, reference_file, write_reference
+from lmm_r1.rl.resume import reference_file
 
 KIT = "qwen2_5_vl"
 SEQUENCES = torch.arange(3, 19)[None]  # (1, 16)
@@ -123,22 +125,28 @@ class RecordingEngine:
         return SimpleNamespace(remote=remote)
 
 
-def ppo_trainer(actor: KitActor, engine: RecordingEngine) -> workers.KitActorPPOTrainer:
-    """A trainer of which only the part that sends weights is set up."""
-    trainer = object.__new__(workers.KitActorPPOTrainer)
-    trainer.strategy, trainer.actor = SimpleNamespace(config=PPOConfig()), actor
-    trainer.vllm_engines, trainer.use_cuda_ipc = [engine], False
-    return trainer
+def worker_of(model: KitActor, strategy: object, *, kind: type = workers.KitPolicyActor) -> Any:
+    """A worker of which only the model is set up."""
+    worker = object.__new__(kind)
+    worker.model, worker.strategy = model, strategy
+    return worker
+
+
+def sending(actor: KitActor, engine: RecordingEngine) -> workers.KitPolicyActor:
+    """A worker with an engine to which it sends weights."""
+    worker = worker_of(actor, SimpleNamespace(config=PPOConfig()))
+    worker.vllm_engines = [engine]
+    return worker
 
 
 def sent_by_broadcast(
-    trainer: workers.KitActorPPOTrainer, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+    worker: workers.KitPolicyActor, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, torch.Tensor], int]:
     """Return what is broadcast by name, and in how many buckets, with a GPU pretended."""
     received: dict[str, torch.Tensor] = {}
     sent = []
 
-    def broadcast(buffer: torch.Tensor, *, src: int, stream: object) -> None:
+    def broadcast(buffer: torch.Tensor) -> None:
         name, (slots,), _ = engine.calls[-1]
         assert name == "receive_bucket", "the engines wait for it already"
         weights = dict(weights_in(buffer.clone(), slots))
@@ -146,11 +154,11 @@ def sent_by_broadcast(
         received.update(weights)
         sent.append(len(buffer))
 
-    trainer._model_update_group = SimpleNamespace(broadcast=broadcast)
+    worker.channel = weight_sync.BroadcastChannel([engine], broadcast)
     monkeypatch.setattr(workers.ray, "get", lambda references: None)
     monkeypatch.setattr(workers.cpu, "has_cuda", lambda: True)
     monkeypatch.setattr(weight_sync, "BUCKET_BYTES", 4096)
-    trainer.broadcast_to_vllm()
+    worker.broadcast_to_vllm()
     assert engine.calls[-1][0] == "reset_caches"
     return received, len(sent)
 
@@ -170,7 +178,7 @@ def test_weights_are_sent_as_the_checkpoint_has_them(stage, tiny_checkpoint, tmp
     expected, before = load_file(saved / "model.safetensors"), load_file(folder / "model.safetensors")
     assert any(not torch.equal(expected[name], before[name]) for name in expected)
     engine = RecordingEngine()
-    received, buckets = sent_by_broadcast(ppo_trainer(actor, engine), engine, monkeypatch)
+    received, buckets = sent_by_broadcast(sending(actor, engine), engine, monkeypatch)
     assert received.keys() == expected.keys() == before.keys()
     assert 1 < buckets < len(received)
     assert all(torch.equal(weight, expected[name]) for name, weight in received.items())
@@ -233,16 +241,15 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, flags, tiny_chec
 
     before = {name: weight.clone() for name, weight in whole_state_dict(actor.model).items()}
     engine = RecordingEngine()
-    trainer = ppo_trainer(actor, engine)
+    worker = sending(actor, engine)
     monkeypatch.setattr(workers.ray, "get", lambda references: None)
-    trainer.broadcast_to_vllm()
+    worker.broadcast_to_vllm()
     assert set(engine.weights) == set(weights)
     assert all(torch.equal(engine.weights[name], weight) for name, weight in weights.items())
 
-    received, _ = sent_by_broadcast(trainer, engine, monkeypatch)
+    received, _ = sent_by_broadcast(worker, engine, monkeypatch)
     assert len(received) == 14
     assert all(torch.equal(weight, weights[name]) for name, weight in received.items()), "the checkpoint's names"
-    assert trainer.actor is actor
     after = whole_state_dict(actor.model)
     assert all(torch.equal(weight, before[name]) for name, weight in after.items())
 
@@ -296,25 +303,20 @@ def test_a_policy_without_its_adapters_gives_the_log_probs_of_a_second_copy(run,
     folder, strategy = tiny_checkpoint(KIT), make_run(stage, **flags)
     packed = {"packing_samples": True, "share_prefix": True}
     actor = prepared(strategy, folder, **packed)
-    # A worker of which only the model is set up.
-    worker = object.__new__(workers.KitPolicyActor)
-    worker.strategy, worker.actor = strategy, actor
+    worker = worker_of(actor, strategy)
     train(strategy, actor, steps=2)
     # Two responses to one prompt.
-    rows = torch.stack([torch.arange(3, 19), torch.cat([torch.arange(3, 11), torch.arange(30, 38)])])
-    mask = (torch.arange(1, 16) > 7).long().expand(2, -1)
-    given = {"sequences": rows, "action_mask": mask, "attention_mask": torch.ones_like(rows)}
+    passes = [[sample(range(3, 11), response, group=0) for response in (range(11, 19), range(30, 38))]]
     second = flat_actor(
         str(folder), attn_implementation="sdpa", param_dtype="fp32", load_in_4bit="ds.load_in_4bit" in flags, **packed
     )
-    with torch.no_grad():
-        expected = second.eval()(rows, mask, given["attention_mask"])
-    before = worker.forward(**given)
-    assert torch.equal(worker.reference_forward(**given), expected)
-    assert (before - expected).abs().max() > 1e-2, "it has learned"
-    assert torch.equal(worker.forward(**given), before), "its adapters are back"
+    [expected] = worker_of(second, strategy, kind=workers.KitReferenceActor).forward(passes)
+    [before], [found], [after] = worker.forward(passes), worker.reference_forward(passes), worker.forward(passes)
+    assert all(map(torch.equal, found, expected))
+    assert (torch.stack(before) - torch.stack(expected)).abs().max() > 1e-2, "it has learned"
+    assert all(map(torch.equal, after, before)), "its adapters are back"
     train(strategy, actor, steps=1)
-    assert torch.equal(worker.reference_forward(**given), expected)
+    assert all(map(torch.equal, worker.reference_forward(passes)[0], expected))
 
 
 @pytest.mark.usefixtures("one_process")
@@ -332,8 +334,8 @@ def test_a_reference_that_follows_the_policy_takes_its_adapters_merged(run, tiny
     before, expected = logits(reference), logits(actor)
     assert (before - expected).abs().max() > 1e-3
     file = reference_file(tmp_path, 2)
-    write_reference(actor, file)
-    load_reference(reference, file)
+    worker_of(actor, strategy).write_reference(str(file))
+    worker_of(reference, strategy, kind=workers.KitReferenceActor).load_reference(str(file))
     torch.testing.assert_close(logits(reference), expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(logits(actor), expected, atol=0, rtol=0)
 

@@ -10,8 +10,6 @@ from helpers.media_steps import Engine, Worker, name_of, pickle_helpers, setting
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray.cluster_utils import Cluster
 
-from lmm_r1.rl.workers import PassMedia
-
 pytestmark = pytest.mark.slow
 
 
@@ -45,7 +43,7 @@ def test_a_worker_fetches_from_the_engines_node_and_both_nodes_are_free_again(no
     (expected,) = ray.get(engine.prepare.remote(patches=256, images=1))
     asked = row(message("user", "?"), answer=name_of(256, 0))
     group = ray.get(engine.generate_group.remote(asked, settings_of(samples=2)))
-    ray.get(worker.look_at.remote(PassMedia(rows=[sample.media for sample in group.samples])))
+    ray.get(worker.look_at.remote([sample.media for sample in group.samples]))
     assert ray.get(worker.take_seen.remote()) == [[expected, expected]]
     assert max(objects_of(nodes)) >= 1
     del group

@@ -19,16 +19,16 @@ import ray
 import torch
 from helpers.commands import flags, write_rows
 from helpers.commands_here import start_anew
-from openrlhf.trainer.ppo_utils.experience import Experience
 from safetensors.torch import load_file
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl import experiences
-from lmm_r1.rl.experiences import ReferenceAhead
+from lmm_r1.rl import outputs
 from lmm_r1.rl.generator import KitSamplesGenerator
+from lmm_r1.rl.outputs import ReferenceAhead
+from lmm_r1.rl.samples import TrainingSample
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
         records, replayed = not recorded, iter(recorded)
         sampled, start, ahead = KitSamplesGenerator.generate, ReferenceAhead._start, []
 
-        def counted(self: ReferenceAhead, samples: Sequence[Experience]) -> None:
+        def counted(self: ReferenceAhead, samples: Sequence[TrainingSample]) -> None:
             ahead.append(len(samples))
             start(self, samples)
 
@@ -139,7 +139,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
         with pytest.MonkeyPatch.context() as patch, environment_kept():
             patch.setattr(KitSamplesGenerator, "generate", generate)
             # Less than a group has.
-            patch.setattr(experiences, "AHEAD_TOKENS", 40)
+            patch.setattr(outputs, "AHEAD_TOKENS", 40)
             patch.setattr(ReferenceAhead, "_start", counted)
             train_ppo_ray.main([*flags(values), "--algo.kl.use_loss", *switches])
         return Run.of(folder / name, ahead=ahead)

@@ -15,30 +15,22 @@ from ray.util import collective
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.generation.weight_bucket import WeightSlot
-from lmm_r1.generation.weight_sync import BroadcastChannel
+from lmm_r1.generation.weight_sync import BroadcastChannel, join_engines
 from lmm_r1.generation.worker_extension import BucketWeights
-from lmm_r1.rl.workers import KitActorPPOTrainer
 
 pytestmark = pytest.mark.slow
-
-GROUP = "openrlhf"
 
 
 @ray.remote
 class Trainer:
-    """Rank 0, of which only the part that broadcasts is set up."""
-
-    def __init__(self) -> None:
-        self.trainer = object.__new__(KitActorPPOTrainer)
-        self.trainer.strategy = SimpleNamespace(config=dotted.replace(PPOConfig(), {"vllm.sync_with_ray": True}))
-        self.trainer._model_update_group = GROUP
-
-    def join(self, size: int) -> None:
-        collective.init_collective_group(size, 0, backend="gloo", group_name=GROUP)
+    """Rank 0."""
 
     def send(self, engines: list[Any], buckets: list[dict[str, torch.Tensor]]) -> list[float]:
         """Send the buckets one after the other; return when each was behind it."""
-        channel = BroadcastChannel(engines, self.trainer._broadcast)
+        join = collective.init_collective_group
+        collective.init_collective_group = lambda **given: join(**{**given, "backend": "gloo"})
+        config = dotted.replace(PPOConfig(), {"vllm.sync_with_ray": True})
+        channel = BroadcastChannel(engines, join_engines(engines, config))
         sent = []
         for bucket in buckets:
             channel.send(bucket)
@@ -54,13 +46,15 @@ class Engine:
         self.loaded: dict[str, torch.Tensor] = {}
         self.times: list[tuple[float, float]] = []
         self.worker = BucketWeights()
-        self.worker._model_update_with_ray, self.worker._model_update_group = True, GROUP
         self.worker.device = torch.device("cpu")
         self.worker.model_config = SimpleNamespace(dtype=torch.bfloat16)
         self.worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
 
-    def join(self, size: int, rank: int) -> None:
-        collective.init_collective_group(size, rank, backend="gloo", group_name=GROUP)
+    def init_process_group(
+        self, address: str, port: int, rank: int, size: int, name: str, *, backend: str, use_ray: bool
+    ) -> None:
+        self.worker._model_update_with_ray, self.worker._model_update_group = use_ray, name
+        collective.init_collective_group(size, rank, backend="gloo", group_name=name)
 
     def receive_bucket(self, slots: list[WeightSlot]) -> None:
         began = time.monotonic()
@@ -92,8 +86,6 @@ def test_engines_load_bit_by_bit_what_the_trainer_broadcasts_through_ray():
 
     buckets = [{"embed": weight(100, 8), "scalar": weight()}, {"head": weight(8, 100).t(), "norm": weight(8)}]
     trainer, engines = Trainer.remote(), [Engine.remote() for _ in range(2)]
-    joined = [trainer.join.remote(3), *(engine.join.remote(3, rank) for rank, engine in enumerate(engines, start=1))]
-    ray.get(joined, timeout=120)
     sent = ray.get(trainer.send.remote(engines, buckets), timeout=120)
     for loaded, times in ray.get([engine.state.remote() for engine in engines]):
         expected = buckets[0] | buckets[1]

@@ -1,4 +1,4 @@
-"""What becomes of planned passes in real workers: they find the media of their groups, gradients of a step add up."""
+"""What becomes of planned passes: workers find the media of their groups, gradients of a step add up under DeepSpeed."""
 
 import gc
 import sys
@@ -12,15 +12,16 @@ import ray
 import torch
 from helpers import commands_here
 from helpers.media_steps import Engine, Step, Worker, counted_bytes, mark_of, start_cluster, stored_objects
-from helpers.rl_steps import group, trained
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import RayActorGroup
+from helpers.rl_steps import group
+from helpers.sessions import AccumulatingStrategy
 from ray import cloudpickle
 
 from lmm_r1.data.sample import MediaRef, PlacedRef
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
-from lmm_r1.rl.workers import GroupReplayBuffer
+from lmm_r1.host.workers import WorkerGroup, reserve
+from lmm_r1.rl.model_groups import Models, hand_out
+from lmm_r1.train.update import Counts, Terms, update
 
 pytestmark = pytest.mark.slow
 
@@ -29,17 +30,17 @@ GROUPS, SAMPLES = 3, 4
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[RayActorGroup]:
+def workers() -> Iterator[WorkerGroup]:
     """Two workers, which play the policy, the critic and the reference."""
     # Workers can't import a test module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     start_cluster()
-    yield RayActorGroup(1, 2, Worker, num_gpus_per_actor=0.5)
+    yield WorkerGroup(1, 2, Worker, pg=reserve(2, together={}), num_gpus_per_actor=0.5)
     ray.shutdown()
 
 
 @pytest.fixture(scope="module")
-def engine(workers: RayActorGroup) -> Any:
+def engine(workers: WorkerGroup) -> Any:
     return Engine.remote()
 
 
@@ -55,9 +56,9 @@ def image(value: float) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.full((2, 3), value)}
 
 
-def seen(workers: RayActorGroup) -> list[list[list[int | None]]]:
+def seen(workers: WorkerGroup) -> list[list[list[int | None]]]:
     """What each worker has seen since this was called last, pass by pass."""
-    return ray.get(workers.async_run_method(method_name="take_seen"))
+    return ray.get(workers.start(Worker.__ray_metadata__.modified_class.take_seen))
 
 
 def soon(condition: Callable[[], bool]) -> bool:
@@ -68,11 +69,11 @@ def soon(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def made_step(engine: Any, workers: RayActorGroup, *, side: int) -> tuple[Step, list[int]]:
+def made_step(engine: Any, workers: WorkerGroup, *, side: int) -> tuple[Step, list[int]]:
     """A step on images of so many pixels on each side, and their marks."""
     patches = (side // 14) ** 2
     marks = ray.get(engine.prepare.remote(patches=patches, images=GROUPS))
-    return Step(engine, patches=patches, groups=GROUPS, samples=SAMPLES, workers=[workers] * 3), marks
+    return Step(engine, patches=patches, groups=GROUPS, samples=SAMPLES, workers=workers), marks
 
 
 def test_every_pass_of_a_step_has_the_media_of_its_groups_wherever_it_is_computed(workers):
@@ -81,11 +82,9 @@ def test_every_pass_of_a_step_has_the_media_of_its_groups_wherever_it_is_compute
     first = [*group([1], [1, 2], media=images[0]), *group([1], [1, 2], media=images[1])]
     # A group that is divided into two passes, for each of two workers one.
     second, third = group([2], [3, 3], media=images[2])
-    passes = [
-        trained(Experience.concat_experiences(samples, 0)) for samples in (first, [second], [third], group([4], [1]))
-    ]
-    ray.get(workers.async_run_method_batch(method_name="append", experience=passes))
-    ray.get(workers.async_run_method(method_name="fit"))
+    steps = [[[first], [[third]]], [[[second]], [group([4], [1])]]]
+    (fit,) = hand_out(steps, Models(policy=workers), trains_policy=True, kl_weight=0.0)
+    ray.get(fit.start())
     assert seen(workers) == [[[zero, zero, one, one], [two]], [[two], [None]]]
 
 
@@ -151,8 +150,18 @@ def one_process() -> Iterator[None]:
         yield
 
 
+class Strategy(AccumulatingStrategy):
+    """Hands a step's passes to DeepSpeed as they are."""
+
+    def backward(self, loss: torch.Tensor, model: Any, optimizer: object) -> None:
+        model.backward(loss)
+
+    def optimizer_step(self, optimizer: object, model: Any, scheduler: object, *, name: str) -> None:
+        model.step()
+
+
 def weights_after(passes: int, *, stage: int) -> torch.Tensor:
-    """The weights of a linear model after two optimizer steps, each on the same six samples in so many passes."""
+    """The weights of a linear model after two optimizer steps, each on the same six samples in so many passes, and losses."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     engine, *_ = deepspeed.initialize(
@@ -165,17 +174,14 @@ def weights_after(passes: int, *, stage: int) -> torch.Tensor:
             "zero_allow_untested_optimizer": True,
         },
     )
-    buffer = GroupReplayBuffer(1, dynamic_batch=True)
-    buffer.dynamic_optimizer_step = [0] * (passes - 1) + [1]
-    inputs = torch.arange(24.0).view(6, 4).sin()
-    for _ in range(2):
-        for step, part in enumerate(inputs.chunk(passes)):
-            buffer.announce_pass(engine, step=step)
-            engine.backward((engine(part) - 1).square().sum() / len(inputs))
-            if buffer.dynamic_optimizer_step[step]:
-                engine.step()
+    given = {
+        "counts": lambda part: Counts(units=len(part), tokens=len(part), samples=len(part)),
+        "terms": lambda part: Terms(loss=(engine(part) - 1).square().sum()),
+    }
+    inputs = torch.arange(24.0).view(6, 4).sin().chunk(passes)
+    losses = [update(Strategy(), engine, inputs, **given).loss for _ in range(2)]
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
-        return torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
+        return torch.cat([torch.tensor(losses), *(weight.detach().flatten() for weight in model.parameters())])
 
 
 @pytest.mark.usefixtures("one_process")

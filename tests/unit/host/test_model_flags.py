@@ -1,6 +1,5 @@
 """What flags say of a model reaches the place where it is loaded, its optimizer and DeepSpeed."""
 
-import importlib
 import inspect
 from functools import partial
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ import pytest
 import torch
 import transformers
 from helpers.sessions import session_of
-from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
@@ -78,9 +76,6 @@ class Model(torch.nn.Module):
 
 
 class Strategy(SimpleNamespace):
-    def print(self, *words: object) -> None:
-        pass
-
     def get_ds_train_config(self) -> str:
         return "to train"
 
@@ -91,30 +86,31 @@ class Strategy(SimpleNamespace):
         raise Prepared(given)
 
 
+WORKERS = {
+    "actor": workers.KitPolicyActor,
+    "critic": workers.KitCriticActor,
+    "ref": workers.KitReferenceActor,
+    "reward": workers.KitRewardActor,
+}
+
+
 def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a role's start hands to DeepSpeed."""
-    monkeypatch.setattr(ppo_actor, "Actor", Model)
-    monkeypatch.setattr(launcher, "Actor", Model)
-    monkeypatch.setattr(models, "KitActor", Model)
-    for module in (ppo_critic, launcher):
-        monkeypatch.setattr(module, "get_llm_for_sequence_regression", Model)
-    monkeypatch.setattr(ppo_actor, "get_tokenizer", lambda *given, **settings: None)
+    for module, name in ((models, "KitActor"), (workers, "KitActor"), (workers, "KitValueModel")):
+        monkeypatch.setattr(module, name, Model)
+    monkeypatch.setattr(workers, "Checkpoint", lambda *given, **settings: SimpleNamespace(processor=None))
     is_sft = role == "sft"
-    given = {"model.model_name_or_path": "m"} if is_sft else {}
+    given = {"ds.param_dtype": "fp32"} | ({"model.model_name_or_path": "m"} if is_sft else {})
     config = dotted.replace(SFTConfig() if is_sft else PPOConfig(), given | flags)
     own = Strategy(args=to_openrlhf_args(config), config=config)
-    worker = SimpleNamespace(_setup_distributed=lambda strategy: None, strategy=own)
-    classes = {
-        "actor": ppo_actor.PolicyModelActor,
-        "critic": ppo_critic.CriticModelActor,
-        "ref": launcher.ReferenceModelActor,
-        "reward": launcher.RewardModelActor,
-    }
     if is_sft:
         start = partial(models.prepare_policy, session_of(config, own, steps=7))
     else:
-        method = classes[role].__ray_metadata__.modified_class.init_model_from_pretrained
-        start = partial(method, worker, own, "m", *{"actor": (7, None), "critic": (7,)}.get(role, ()))
+        worker = object.__new__(WORKERS[role])
+        worker._setup_distributed = partial(setattr, worker, "strategy")
+        start = partial(
+            worker.init_model_from_pretrained, own, "m", *{"actor": (7, None), "critic": (7,)}.get(role, ())
+        )
     with pytest.raises(Prepared) as end:
         start()
     return end.value.args[0]
@@ -132,8 +128,7 @@ def test_a_trained_model_is_loaded_and_optimized_as_its_flags_say(role, group, m
     loaded["load_in_4bit"] = True
     assert loaded.items() <= model.settings.items()
     assert model.checkpointing == {"use_reentrant": True}
-    # In RL `rl_settings` has it, see below.
-    assert model.settings.get("checkpointed_layers") == (7 if role == "sft" else None)
+    assert model.settings["checkpointed_layers"] == 7
     flat = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     flat |= {f"{kind}.{name}": value for kind in ("muon", "adam") for name, value in settings[kind].items()}
     assert flat == OPTIMIZER | {"scheduler_steps": 7}
@@ -311,16 +306,11 @@ def test_settings_of_a_run_reach_its_models(monkeypatch):
         "actor.freeze_visual_encoder": True,
     }
     config = dotted.replace(PPOConfig(), flags)
-    for replacement in workers.seams.REPLACEMENTS:
-        module_name, name = replacement.upstream.split(":")
-        module = importlib.import_module(module_name)
-        monkeypatch.setattr(module, name, getattr(module, name))
-    for role in ("policy", "critic", "reference", "reward"):
-        settings = rl_settings(config, role)
-        workers.install_seams(config, role)
-        for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
-            assert built.keywords == {"settings": settings}
-        trained = role in ("policy", "critic")
+    for name, worker in WORKERS.items():
+        role, trained = worker.role, name in ("actor", "critic")
+        found = prepared(name, flags, monkeypatch)
+        [settings] = [given for given in (found[0] if trained else found).names if isinstance(given, LoadSettings)]
+        assert settings == rl_settings(config, role)
         assert (settings.freeze_prefix, settings.max_len, settings.use_liger_kernel) == (("lm_head.",), 77, False)
         assert (settings.image_cache_gib, settings.trained) == (0.5, trained)
         # What is not trained has no adapters and no backward pass.

@@ -12,13 +12,12 @@ import torch
 from ray.util import collective
 from torch.nn import Parameter
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.generation import weight_sync
 from lmm_r1.generation.weight_bucket import weights_in
-from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel, StoredWeights, buckets
+from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel, StoredWeights, buckets, join_engines
 from lmm_r1.generation.worker_extension import BucketWeights
-from lmm_r1.rl.workers import KitActorPPOTrainer
 
 SENT = {"a": torch.ones(2), "b": torch.arange(3.0)}
 
@@ -99,7 +98,7 @@ def test_the_engines_wait_before_rank_0_broadcasts_and_it_waits_for_them_after(m
 
 def test_other_ranks_broadcast_nothing(monkeypatch):
     calls = Calls(monkeypatch, rank=1)
-    BroadcastChannel(calls.engines, lambda buffer: pytest.fail("rank 0 does")).send(SENT)
+    BroadcastChannel(calls.engines, None).send(SENT)
     assert calls.made == []
 
 
@@ -147,29 +146,19 @@ class RayCollective:
             self.sent.put(buffer.clone())
 
 
-def played_trainer(*, engines: list[Any]) -> KitActorPPOTrainer:
-    """A trainer of which only the part that sends weights through Ray is set up."""
-    trainer = object.__new__(KitActorPPOTrainer)
-    config = dotted.replace(
-        PPOConfig(), {"vllm.num_engines": len(engines), "vllm.tensor_parallel_size": 2, "vllm.sync_with_ray": True}
-    )
-    trainer.strategy, trainer.vllm_engines = SimpleNamespace(args=config, config=config), engines
-    return trainer
+THROUGH_RAY = dotted.replace(PPOConfig(), {"vllm.tensor_parallel_size": 2, "vllm.sync_with_ray": True})
 
 
 def test_trainer_and_engines_join_one_group_of_rays(monkeypatch):
-    """Upstream's own methods, on both sides."""
+    """Upstream's own method on the engines' side."""
     played = RayCollective(monkeypatch)
     asked: list[tuple[tuple, dict]] = []
     engine = SimpleNamespace(
         init_process_group=SimpleNamespace(remote=lambda *given, **settings: asked.append((given, settings)))
     )
-    monkeypatch.setattr(cpu, "has_cuda", lambda: True)
-    monkeypatch.setattr("ray._private.services.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr("ray.get", lambda refs: refs)
-    trainer = played_trainer(engines=[engine, engine])
-    trainer._init_vllm_sync_group("nccl")
-    assert trainer._model_update_group == "openrlhf"
+    join_engines([engine, engine], THROUGH_RAY)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for given, settings in asked:
         # Its two workers.
@@ -207,7 +196,8 @@ def test_weights_through_ray_reach_every_engine_bit_by_bit(monkeypatch):
             thread.start()
             return thread
 
-        return SimpleNamespace(receive_bucket=SimpleNamespace(remote=remote))
+        joins = SimpleNamespace(remote=lambda *given, **settings: None)
+        return SimpleNamespace(receive_bucket=SimpleNamespace(remote=remote), init_process_group=joins)
 
     def get(threads: list[threading.Thread]) -> None:
         played.calls.append("get")
@@ -216,11 +206,11 @@ def test_weights_through_ray_reach_every_engine_bit_by_bit(monkeypatch):
 
     engines = [engine(number) for number in range(2)]
     played.receivers = len(engines)
-    monkeypatch.setattr(weight_sync.ray, "get", get)
-    monkeypatch.setattr(weight_sync.dist, "get_rank", lambda: 0)
-    trainer = played_trainer(engines=engines)
-    trainer._model_update_group = "openrlhf"
-    BroadcastChannel(engines, trainer._broadcast).send(weights)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("ray.get", lambda refs: refs)
+    channel = BroadcastChannel(engines, join_engines(engines, THROUGH_RAY))
+    monkeypatch.setattr("ray.get", get)
+    channel.send(weights)
     assert played.calls == ["engine 0", "engine 1", "broadcast", "get"]
     for received in loaded:
         assert received.keys() == weights.keys()

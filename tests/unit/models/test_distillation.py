@@ -37,7 +37,7 @@ def layer(hidden: int, vocabulary: int, *, bias: bool) -> torch.nn.Linear:
 
 
 def wanted() -> WantedTokens:
-    return WantedTokens.in_batch(Targets(wanted=WANTED, shared=True), width=WIDTH)
+    return WantedTokens.in_batch(Targets(wanted=WANTED), width=WIDTH)
 
 
 def targets() -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_what_is_frozen_gets_no_gradient(frozen):
 
 def test_a_batch_without_targets_has_gradients_of_zero():
     """A rank whose rows were all too long still takes its part in the collectives of a backward pass."""
-    nothing = WantedTokens.in_batch(Targets(wanted=torch.zeros_like(WANTED), shared=True), width=WIDTH)
+    nothing = WantedTokens.in_batch(Targets(wanted=torch.zeros_like(WANTED)), width=WIDTH)
     student, hidden = layer(HIDDEN, VOCABULARY, bias=False), HIDDEN_STATES.clone().requires_grad_()
     tokens = TeacherTokens(inputs=torch.zeros(0, TEACHER_HIDDEN).double(), layer=layer(TEACHER_HIDDEN, 43, bias=False))
     compared = Distillation(teacher=tokens, divergence=DIVERGENCE)

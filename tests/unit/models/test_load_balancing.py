@@ -162,7 +162,7 @@ def test_a_packed_sequence_says_how_many_of_its_tokens_are_filler(kit_name, mult
     kit = get_kit(kit_name)
     config = kit.load_config(str(tiny_checkpoint(kit_name)), trust_remote_code=False)
     sequences, mask = pad([[5, 6, 7, 8, 9], [5, 6, 7]], side="left")
-    targets = Targets(wanted=mask[:, 1:].bool(), shared=False)
+    targets = Targets(wanted=mask[:, 1:].bool())
     packed = pack_batch(
         kit,
         config,
@@ -181,7 +181,8 @@ def test_a_packed_sequence_says_how_many_of_its_tokens_are_filler(kit_name, mult
 
 def gradients(actor: KitActor, batch: Batch) -> dict[str, torch.Tensor]:
     given = batch.padded("left")
-    _, output = actor(given.sequences, given.action_mask, attention_mask=given.attention_mask, return_output=True)
+    settings = {"attention_mask": given.attention_mask, "prompts": given.prompts, "return_output": True}
+    _, output = actor(given.sequences, given.action_mask, **settings)
     output.aux_loss.backward()
     return {name: weight.grad for name, weight in actor.model.named_parameters() if weight.grad is not None}
 

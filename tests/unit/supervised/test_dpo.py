@@ -17,6 +17,7 @@ from helpers.sessions import (
     configured,
     responding,
     session_of,
+    updated,
 )
 
 from lmm_r1 import dotted
@@ -39,11 +40,11 @@ def batch(*samples: PairSample) -> PairBatch:
     return collate_pairs(samples, pad_token_id=0)
 
 
-def dpo_run(*, micro_batches: int = 1, **flags: object) -> DPORun:
+def dpo_run(**flags: object) -> DPORun:
     settings = config(**flags)
     kit = CharacterKit()
     return DPORun(
-        session_of(settings, AccumulatingStrategy(micro_batches=micro_batches), kit=kit),
+        session_of(settings, AccumulatingStrategy(), kit=kit),
         TableActor(POLICY),
         reference=None if settings.model.simpo_enable else TableReference(),
         rows=[],
@@ -60,13 +61,12 @@ def sigmoid(value: float) -> float:
 def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_into_micro_batches():
     # Log-ratios of the tokens 1, 2 and 3: 0.5, 0 and -1.
     first, second, third = sample([1, 1], [2]), sample([2], [3, 2]), sample([3], [1])
-    run = dpo_run(micro_batches=2, model__beta=0.5)
-    run.means = {"stale": 1.0}
-    loss, tokens = run._update([batch(first, second), batch(third, run.filler)])
+    run = dpo_run(model__beta=0.5)
+    made = updated(run, [batch(first, second), batch(third, run.filler)])
     differences = [1.0, 1.0, -1.5]
-    assert loss == pytest.approx(sum(-math.log(sigmoid(0.5 * d)) for d in differences) / 3)
-    assert tokens == 3 + 3 + 2
-    assert run.means == {
+    assert made.loss == pytest.approx(sum(-math.log(sigmoid(0.5 * d)) for d in differences) / 3)
+    assert made.tokens == 3 + 3 + 2
+    assert made.means == {
         "pair_accuracy": pytest.approx(2 / 3),
         "reward_margin": pytest.approx(0.5 * (1 + 1 - 1.5) / 3),
         "chosen_reward": pytest.approx(0.5 * (1 + 0 - 1) / 3),
@@ -84,10 +84,10 @@ def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_int
 @pytest.mark.usefixtures("one_process")
 def test_the_chosen_responses_loss_is_added_where_it_is_asked_for():
     run = dpo_run(model__beta=0.5, model__nll_loss_coef=0.25)
-    loss, _ = run._update([batch(sample([1, 2], [3]))])
+    made = updated(run, [batch(sample([1, 2], [3]))])
     # Log-ratios 0.5 and -1; the chosen response's tokens lose 1 and 2.
-    assert loss == pytest.approx(-math.log(sigmoid(0.75)) + 0.25 * 1.5)
-    assert run.means["nll_loss"] == 1.5
+    assert made.loss == pytest.approx(-math.log(sigmoid(0.75)) + 0.25 * 1.5)
+    assert made.means["nll_loss"] == 1.5
 
 
 @pytest.mark.usefixtures("one_process")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import AccumulatingStrategy, configured, session_of
+from helpers.sessions import AccumulatingStrategy, PlayedEngine, configured, session_of, updated
 
 from lmm_r1 import dotted
 from lmm_r1.config import KDConfig
@@ -25,12 +25,11 @@ from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
 from lmm_r1.supervised.sft import RowEncoder
 
 
-class TableActor:
+class TableActor(PlayedEngine):
     """A model whose log-prob of a token is its entry in a table, and its distance from a teacher half of its square."""
 
-    model = None
-
     def __init__(self) -> None:
+        super().__init__()
         self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
         self.asked: list[Any] = []
 
@@ -39,18 +38,12 @@ class TableActor:
         log_probs = self.table[sequences[:, 1:]] * mask
         return log_probs, SimpleNamespace(divergence=log_probs.square() / 2, aux_loss=self.table.sum())
 
-    def eval(self) -> None:
-        pass
 
-    def train(self) -> None:
-        pass
-
-
-def kd_run(*, micro_batches: int = 1, **flags: object) -> KDRun:
+def kd_run(**flags: object) -> KDRun:
     config = configured(KDConfig, **flags)
     kit = CharacterKit()
     return KDRun(
-        session_of(config, AccumulatingStrategy(micro_batches=micro_batches), kit=kit),
+        session_of(config, AccumulatingStrategy(), kit=kit),
         TableActor(),
         rows=[],
         encode=RowEncoder.of(config, kit=kit, processor=None),
@@ -67,12 +60,12 @@ def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
 @pytest.mark.usefixtures("one_process")
 def test_the_loss_is_the_mean_over_all_loss_tokens_of_what_the_coefficient_mixes():
     batches = [batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])), batch(([3, 3, 3, 2], [0, 0, 0, 1]))]
-    run = kd_run(micro_batches=2, model__kd_coef=0.25)
-    loss, tokens = run._update(batches)
+    run = kd_run(model__kd_coef=0.25)
+    made = updated(run, batches)
     # Loss tokens 2, 3, 1 and 2: cross-entropies 2, 4, 1 and 2, distances 2, 8, 1/2 and 2.
-    assert tokens == 4
-    assert run.means == {"kd_loss": pytest.approx(12.5 / 4), "nll_loss": pytest.approx(9 / 4)}
-    assert loss == pytest.approx(0.25 * 12.5 / 4 + 0.75 * 9 / 4)
+    assert made.tokens == 4
+    assert made.means == {"kd_loss": pytest.approx(12.5 / 4), "nll_loss": pytest.approx(9 / 4)}
+    assert made.loss == pytest.approx(0.25 * 12.5 / 4 + 0.75 * 9 / 4)
     slopes = [0.25 * value - 0.75 for value in (-1.0, -2.0, -4.0)]
     assert run.actor.table.grad.tolist() == pytest.approx([0, slopes[0] / 4, 2 * slopes[1] / 4, slopes[2] / 4])
     assert [compared.teacher for compared in run.actor.asked] == [("tokens of", one) for one in batches]
@@ -202,7 +195,7 @@ class ScriptedEngine:
 
 def sampling_run(**flags: object) -> KDRun:
     given = {"train__batch_size": 2, "train__micro_batch_size": 1, "data__keep_order": True, "model__kd_coef": 0.5}
-    run = kd_run(micro_batches=2, **given, **flags)
+    run = kd_run(**given, **flags)
     run.rows = [row(message("user", "q"), message("assistant", letter)) for letter in "abcd"]
     run.actor.table = torch.cat([run.actor.table.detach(), torch.full((124,), -3.0)]).requires_grad_()
     run.student_engine = ScriptedEngine()
@@ -212,12 +205,12 @@ def sampling_run(**flags: object) -> KDRun:
 @pytest.mark.usefixtures("one_process")
 def test_of_its_own_responses_the_student_learns_the_distance_alone():
     run = sampling_run(rollout__on_policy_share=1.0)
-    loss, tokens = run._update(run._micro_batches(1))
+    made = updated(run, run._micro_batches(1))
     assert run.student_engine.asked == ["renew", (1, [2, 3])]
     # Of one row there is no response: its place teaches nothing.
-    assert (tokens, run.skipped) == (1, 1)
-    assert run.means == {"kd_loss": 2.0, "nll_loss": 2.0, "on_policy": 1.0}
-    assert loss == pytest.approx(0.5 * 2.0)
+    assert (made.tokens, run.skipped) == (1, 1)
+    assert made.means == {"kd_loss": 2.0, "nll_loss": 2.0, "on_policy": 1.0}
+    assert made.loss == pytest.approx(0.5 * 2.0)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -242,13 +235,13 @@ def test_so_many_updates_are_on_policy_and_a_resumed_run_makes_the_same_ones():
 @pytest.mark.usefixtures("one_process")
 def test_an_update_on_the_rows_responses_has_the_mixed_loss_again():
     run = sampling_run(rollout__on_policy_share=1.0)
-    run._update(run._micro_batches(0))
+    updated(run, run._micro_batches(0))
     run.config = dotted.replace(run.config, {"rollout.on_policy_share": 0.0})
-    loss, tokens = run._update(run._micro_batches(0))
+    made = updated(run, run._micro_batches(0))
     # A letter and an end token in each of two rows: cross-entropies 3 and 1, distances 4.5 and 0.5.
-    assert tokens == 4
-    assert loss == pytest.approx(0.5 * 2.5 + 0.5 * 2)
-    assert "on_policy" not in run.means
+    assert made.tokens == 4
+    assert made.loss == pytest.approx(0.5 * 2.5 + 0.5 * 2)
+    assert "on_policy" not in made.means
 
 
 def test_the_engine_is_built_and_asked_as_the_flags_say(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.character_kit import END, CharacterKit
 from helpers.conversations import message, write_rows
-from helpers.sessions import AccumulatingStrategy, configured, session_of
+from helpers.sessions import AccumulatingStrategy, PlayedEngine, configured, session_of, updated
 
 from lmm_r1 import dotted
 from lmm_r1.config import RMConfig
@@ -16,25 +16,16 @@ from lmm_r1.errors import UserError
 from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards
 
 
-class Engine:
+class Engine(PlayedEngine):
     """A model whose reward is a hundredth of how far the first letter of a response is behind a, times a weight."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.weight = torch.tensor(1.0, requires_grad=True)
         self.module = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()))
-        self.asked: list[torch.Tensor | None] = []
 
-    def __call__(
-        self, sequences: torch.Tensor, *, prompt_lengths: torch.Tensor | None, **given: object
-    ) -> torch.Tensor:
-        self.asked.append(prompt_lengths)
+    def __call__(self, sequences: torch.Tensor, **given: object) -> torch.Tensor:
         return self.weight * (sequences[:, 5] - ord("a"))
-
-    def eval(self) -> None:
-        pass
-
-    def train(self) -> None:
-        pass
 
 
 def pair(chosen: str, rejected: str, **judged: object) -> PreferenceRow:
@@ -47,11 +38,11 @@ def encoder() -> RewardEncoder:
     return RewardEncoder(kit=CharacterKit(), processor=None, max_len=16)
 
 
-def rm_run(*, micro_batches: int = 1, **flags: object) -> RMRun:
+def rm_run(**flags: object) -> RMRun:
     config = configured(RMConfig, **flags)
     sample = encoder()(pair("a", "b"))
     return RMRun(
-        session_of(config, AccumulatingStrategy(micro_batches=micro_batches), kit=CharacterKit()),
+        session_of(config, AccumulatingStrategy(), kit=CharacterKit()),
         Engine(),
         rows=[],
         encode=encoder(),
@@ -81,18 +72,20 @@ def test_a_batch_knows_margins_scores_and_what_stands_before_a_response():
     assert batch.margins.tolist() == [0.5, 0.0, 0.0]
     assert batch.scores.tolist() == [[0.0, 2.0, 2.0], [0.0, -1.0, -1.0]]
     # u q END newline a; of a filler's sides, all of them.
-    assert batch.prompt_lengths.tolist() == [5, 5, 7, 5, 5, 8]
+    assert batch.tokens.prompts.lengths == [5, 5, 7, 5, 5, 8]
+    # Chosen sides first; those of a filler have prompts of their own.
+    assert batch.tokens.prompts.groups == [0, 1, 2, 0, 1, 5]
 
 
 @pytest.mark.usefixtures("one_process")
 def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_into_micro_batches():
-    run = rm_run(micro_batches=2)
+    run = rm_run()
     batches = [collate_rewards(samples(pair("c", "a"), pair("b", "c")), pad_token_id=0)]
     batches.append(collate_rewards([*samples(pair("d", "d")), run.filler], pad_token_id=0))
-    value, tokens = run._update(batches)
-    assert value == pytest.approx((loss(2) + loss(-1) + loss(0)) / 3)
-    assert tokens == 3 * 4
-    assert run.means == {
+    made = updated(run, batches)
+    assert made.loss == pytest.approx((loss(2) + loss(-1) + loss(0)) / 3)
+    assert made.tokens == 3 * 4
+    assert made.means == {
         "pair_accuracy": pytest.approx(1 / 3),
         "reward_margin": pytest.approx(1 / 3),
         "chosen_reward": pytest.approx((2 + 1 + 3) / 3),
@@ -105,12 +98,9 @@ def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_int
 @pytest.mark.usefixtures("one_process")
 def test_margins_and_scores_count_where_the_flags_say_so():
     batch = collate_rewards(samples(pair("c", "a", margin=0.5, chosen_score=1.0, rejected_score=0.5)), pad_token_id=0)
-    assert rm_run(model__margin_loss_enable=True)._update([batch])[0] == pytest.approx(loss(1.5))
+    assert updated(rm_run(model__margin_loss_enable=True), [batch]).loss == pytest.approx(loss(1.5))
     # (2 - 1)^2 and (0 - 0.5)^2
-    assert rm_run(model__loss_type="regression")._update([batch])[0] == pytest.approx((1 + 0.25) / 2)
-    run = rm_run(train__shared_prefix_enable=False)
-    run._update([batch])
-    assert run.actor.asked == [None]
+    assert updated(rm_run(model__loss_type="regression"), [batch]).loss == pytest.approx((1 + 0.25) / 2)
 
 
 @pytest.mark.usefixtures("one_process")

@@ -13,6 +13,7 @@ from lmm_r1.lifecycle.stopping import SaveSchedule
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.supervised.sft import SFTRun
+from lmm_r1.train.update import Step
 
 
 class Strategy(SimpleNamespace):
@@ -23,9 +24,6 @@ class Strategy(SimpleNamespace):
 
     def is_rank_0(self) -> bool:
         return True
-
-    def get_grad_norm(self, model: object) -> float:
-        return 0.5
 
     def save_model(self, model: object, processor: object, folder: str) -> None:
         self.calls.append(Path(folder).name)
@@ -62,8 +60,9 @@ def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
     made, _ = run(tmp_path, logger__logging_steps=2, logger__stage_name="first")
     told = []
     made.trackers = SimpleNamespace(log=lambda step, values: told.append(step))
+    update = Step(loss=1.0, means={}, tokens=4, rate=0.1, grad_norm=0.5)
     for step in range(1, 6):
-        made._log(step, 5, loss=1.0, rate=0.1, tokens=4, seconds=2.0)
+        made._log(step, 5, made=update, seconds=2.0)
     assert told == [2, 4, 5]
     assert "first step 5/5  loss 1.000" in capsys.readouterr().out
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5

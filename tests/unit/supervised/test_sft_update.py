@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, configured, session_of
+from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, configured, session_of, updated
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
@@ -36,12 +36,12 @@ def test_the_loss_is_the_mean_over_all_loss_tokens_of_the_update():
         batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])),  # loss tokens: 2, 3 and 1
         batch(([3, 3, 3, 2], [0, 0, 0, 1])),  # loss tokens: 2
     ]
-    strategy, actor = AccumulatingStrategy(micro_batches=2), TableActor(POLICY)
-    loss, tokens = sft_run(strategy, actor)._update(batches)
+    strategy, actor = AccumulatingStrategy(), TableActor(POLICY)
+    made = updated(sft_run(strategy, actor), batches)
 
-    assert tokens == 4
-    assert loss == pytest.approx((2 + 4 + 1 + 2) / 4)
-    assert strategy.steps == 2
+    assert made.tokens == 4
+    assert made.loss == pytest.approx((2 + 4 + 1 + 2) / 4)
+    assert (strategy.steps, actor.boundaries) == (1, [False, True])
     # The gradient of a token mean: each loss token counts a quarter, in whichever micro-batch it stands.
     assert actor.table.grad.tolist() == pytest.approx([0, -1 / 4, -2 / 4, -1 / 4])
 
@@ -59,9 +59,11 @@ class BalancedActor(TableActor):
 def test_the_loss_of_the_experts_load_is_a_mean_over_micro_batches(coef):
     batches = [batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])), batch(([3, 3, 3, 2], [0, 0, 0, 1]))]
     actor = BalancedActor(POLICY)
-    loss, _ = sft_run(AccumulatingStrategy(micro_batches=2), actor, model__aux_loss_coef=coef)._update(batches)
-    assert loss == pytest.approx((2 + 4 + 1 + 2) / 4), "what is logged is that of the tokens"
-    assert actor.table.grad.tolist() == pytest.approx([coef + value for value in (0, -1 / 4, -2 / 4, -1 / 4)])
+    made = updated(sft_run(AccumulatingStrategy(), actor, model__aux_loss_coef=coef), batches)
+    assert made.loss == pytest.approx((2 + 4 + 1 + 2) / 4), "what is logged is that of the tokens"
+    assert actor.table.grad.tolist() == pytest.approx(
+        [coef + value for value in (0, -1 / 4, -2 / 4, -1 / 4)], abs=1e-6
+    )
 
 
 @pytest.mark.usefixtures("one_process")
@@ -69,7 +71,7 @@ def test_an_update_has_all_its_micro_batches_where_rows_are_too_long_or_few():
     rows = [row(message("user", text), message("assistant", "b")) for text in ("a", "a" * 50, "a", "a" * 50)]
     rows += [row(message("user", "a"), message("assistant", "b"))] * 2
     flags = {"train__batch_size": 4, "train__micro_batch_size": 1, "data__max_len": 20}
-    run = sft_run(AccumulatingStrategy(micro_batches=4), TableActor(POLICY), rows=rows, data__keep_order=True, **flags)
+    run = sft_run(AccumulatingStrategy(), TableActor(POLICY), rows=rows, data__keep_order=True, **flags)
     # "b" and the end token of each of the two rows that fit; the others' places teach nothing.
     assert sorted(int(batch.loss_mask.sum()) for batch in run._micro_batches(0)) == [0, 0, 2, 2]
     assert run.skipped == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.rl_steps import Pass, random_pass
+from helpers.rl_steps import LossPass, random_pass
 from helpers.tables import frozen
 from trl.experimental.cpo.cpo_trainer import CPOTrainer
 from trl.experimental.gkd.gkd_trainer import GKDTrainer
@@ -16,7 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from lmm_r1.models.distillation import Divergence
-from lmm_r1.rl.losses import LossSettings, PolicyLoss
+from lmm_r1.rl.losses import LossSettings, PolicyLoss, PolicyPass
 from lmm_r1.supervised.dpo import dpo_loss, ipo_loss, simpo_loss
 from lmm_r1.supervised.rm import bradley_terry_loss
 from remote_rm.adapters import TRLReward
@@ -153,9 +153,9 @@ def test_distances_of_distributions(name, beta, trls, temperature):
     torch.testing.assert_close(distance.gradients(student.detach(), teacher), of_theirs, rtol=0, atol=1e-12)
 
 
-def trl_policy_loss(loss_type: str, given: Pass, *, level: str = "token", high: float = 0.3) -> torch.Tensor:
+def trl_policy_loss(loss_type: str, given: LossPass, *, level: str = "token", high: float = 0.3) -> torch.Tensor:
     """The loss of a pass that is a whole optimizer step."""
-    mask = given["action_mask"]
+    mask = given["mask"]
     entropies = torch.zeros(mask.shape, dtype=torch.double)
     its = trainer(
         loss_type=loss_type,
@@ -186,9 +186,10 @@ def trl_policy_loss(loss_type: str, given: Pass, *, level: str = "token", high: 
 def test_policy_losses_are_trls(loss_type, theirs, ours):
     given = random_pass(6, 3, 1, 4)
     # As TRL has it: one advantage for all tokens of a response.
-    given["advantages"] = given["advantages"][:, :1].repeat(1, given["action_mask"].shape[1])
+    given["advantages"] = given["advantages"][:, :1].repeat(1, given["mask"].shape[1])
     expected = trl_policy_loss(loss_type, given, **theirs)
-    found, *_ = PolicyLoss(LossSettings(**{"clip": (0.1, 0.3)} | ours))(**given)
+    settings = LossSettings(**{"clip": (0.1, 0.3)} | ours)
+    found = PolicyLoss(settings)(PolicyPass(**given), kl_weight=0.0).loss / settings.units(given["mask"])
     torch.testing.assert_close(found, expected)
     slopes = [torch.autograd.grad(value, given["log_probs"])[0] for value in (found, expected)]
     torch.testing.assert_close(*slopes, atol=1e-12, rtol=1e-9)

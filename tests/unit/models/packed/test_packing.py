@@ -13,7 +13,7 @@ from lmm_r1.data.sample import LEAST_SHARED, PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed.layout import PackedSegment
-from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
+from lmm_r1.models.packed.packing import PackedSequence, Prompts, Targets, pack_batch
 
 IMAGE = 9  # its placeholder; those of one image see each other in both directions
 FILLER = [8, IMAGE, IMAGE]
@@ -57,21 +57,24 @@ def pack(
     media: Sequence[SampleMedia] = (),
     side: str = "right",
     share: bool = True,
+    groups: Sequence[int] | None = None,
     kit: PlainKit | None = None,
     **settings: Any,
 ) -> PackedSequence:
-    """Pack samples, each a prompt and a response of which every token is wanted."""
+    """Pack samples, each a prompt and a response of which every token is wanted; equal prompts are a group unless told."""
     sequences, mask = pad([prompt + response for prompt, response in samples], side=side)
     wanted = torch.zeros_like(mask, dtype=torch.bool)
     for row, (_, response) in enumerate(samples):
         places = mask[row].nonzero().flatten()
         wanted[row, places[len(places) - len(response) :]] = True
+    prompts = [prompt for prompt, _ in samples]
+    known = Prompts(groups=groups or [prompts.index(prompt) for prompt in prompts], lengths=[*map(len, prompts)])
     return pack_batch(
         kit or PlainKit(),
         SimpleNamespace(),
         sequences=sequences,
         attention_mask=mask,
-        targets=Targets(wanted=wanted[:, 1:], shared=True),
+        targets=Targets(wanted=wanted[:, 1:], prompts=known),
         media=media,
         share_prefix=share,
         **{"fill": False, **settings},
@@ -126,7 +129,9 @@ def test_results_go_back_to_the_places_of_their_tokens_and_everything_else_is_ze
 
 def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
     sequences, mask = pad([[11, 12, 21, 22, 23, 24], [11, 12, 25]], side="right")
-    targets = wanted_targets(mask, torch.tensor([[0, 1, 0, 0, 1], [0, 1, 0, 0, 0]]))
+    targets = wanted_targets(
+        mask, torch.tensor([[0, 1, 0, 0, 1], [0, 1, 0, 0, 0]]), Prompts(groups=[0, 0], lengths=[2, 2])
+    )
     packed = pack_batch(
         PlainKit(),
         SimpleNamespace(),
@@ -142,7 +147,6 @@ def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
 
 
 def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
-    # Of the last sample nothing is wanted, so that it is a prompt from end to end.
     packed = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
     assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 21]]
     assert packed.layout.segments == segments_of((2, None), (1, 0), (3, None))
@@ -157,7 +161,7 @@ def test_a_value_of_the_last_token_is_wanted_from_it():
         SimpleNamespace(),
         sequences=sequences,
         attention_mask=mask,
-        targets=Targets(wanted=wanted, shared=True),
+        targets=Targets(wanted=wanted),
         media=(),
         share_prefix=True,
         fill=False,
@@ -166,19 +170,10 @@ def test_a_value_of_the_last_token_is_wanted_from_it():
     assert packed.scatter(torch.tensor([1.0, 2.0, 3.0]), like=wanted).tolist() == [[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]
 
 
-def test_one_text_is_one_group_and_two_images_are_two_even_where_they_are_equal():
-    prompt = [8, IMAGE, IMAGE, 11]
-    one, other = image(1.0), image(1.0)
-    samples = [(prompt, [21]), (prompt, [22]), (prompt, [23]), ([11], [24]), ([11], [25])]
-    packed = pack(samples, media=[one, other, one, None, None])
-    assert packed.token_ids.tolist() == [[*prompt, 21, 23, *prompt, 22, 11, 24, 25]]
-    assert packed.layout.lengths == (4, 1, 1, 5, 1, 1, 1)
-
-
 def test_media_of_a_group_come_once_and_in_the_order_of_their_groups():
     prompt, one, other = [8, IMAGE, IMAGE, 11], image(1.0), image(2.0)
     samples = [([11], [20]), (prompt, [21]), (prompt, [22]), (prompt, [23]), (prompt, [24])]
-    packed = pack(samples, media=[None, other, one, other, one])
+    packed = pack(samples, media=[None, other, one, other, one], groups=[0, 1, 2, 1, 2])
     assert packed.inputs["pixels"].tolist() == [[2.0, 2.0], [1.0, 1.0]]
     assert packed.token_ids.tolist() == [[11, 20, *prompt, 21, 23, *prompt, 22, 24]]
     # Without media there are no types of tokens: all is text.
@@ -253,15 +248,15 @@ def test_results_of_shared_tokens_go_to_all_samples_and_gradients_come_back_as_s
 
 def test_each_sample_wants_its_own_of_what_it_shares(nodes_of_single_tokens):
     sequences, mask = pad([[11, 21, 22, 23], [11, 21, 22, 24]], side="right")
-    # The second sample's first two tokens are no loss tokens: its prompt is longer, so that the two are no tree.
-    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [0, 0, 1]]))
+    prompts = Prompts(groups=[0, 0], lengths=[1, 1])
+    # The second sample's first two tokens are no loss tokens.
+    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [0, 0, 1]]), prompts)
     settings = {"media": (), "share_prefix": True, "fill": False}
     packed = pack_batch(
         PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
     )
-    assert packed.layout.lengths == (4, 4)
-    # With one in common they are, and each has what it wants.
-    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [1, 0, 1]]))
+    assert (packed.layout.lengths, packed.copies) == ((3, 1, 1), None)
+    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [1, 0, 1]]), prompts)
     packed = pack_batch(
         PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
     )
@@ -309,24 +304,11 @@ def test_a_few_tokens_in_common_are_no_node_of_their_own():
     )
 
 
-def test_samples_of_one_prompt_that_differ_in_media_alone_are_no_group():
-    prompt = [8, IMAGE, 11]
-    packed = pack(
-        [([*prompt, 21, IMAGE], []), ([*prompt, 21, IMAGE], [])],
-        media=[
-            (PlacedMedia(0, image(1.0)), PlacedMedia(3, image(2.0))),
-            (PlacedMedia(0, image(1.0)), PlacedMedia(3, image(3.0))),
-        ],
-    )
-    assert packed.layout.lengths == (5, 5)
-    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 1, 3]
-
-
-def test_a_group_is_known_by_the_key_of_its_media_and_not_by_the_objects():
+def test_a_groups_media_come_once_whatever_the_objects():
     prompt = [8, IMAGE, IMAGE, 11]
     # Fetched twice, and another one.
-    media = [(PlacedMedia(0, image(value), ref_key=key),) for value, key in ((1.0, "a"), (1.0, "a"), (2.0, "b"))]
-    packed = pack([(prompt, [21]), (prompt, [22]), (prompt, [23])], media=media)
+    media = [(PlacedMedia(0, image(value)),) for value in (1.0, 1.0, 2.0)]
+    packed = pack([(prompt, [21]), (prompt, [22]), (prompt, [23])], media=media, groups=[0, 0, 1])
     assert packed.inputs["pixels"][:, 0].tolist() == [1, 2]
     assert packed.layout.lengths == (4, 1, 1, 5)
 
@@ -338,7 +320,7 @@ def test_without_shared_prefixes_every_sample_has_its_own_media():
     assert packed.layout.lengths == (5, 5)
 
 
-def test_where_all_tokens_are_wanted_no_prompt_is_shared():
+def test_without_prompts_every_sample_is_by_itself():
     sequences, mask = pad([[11, 12, 21], [11, 12, 22]], side="right")
     packed = pack_batch(
         PlainKit(),

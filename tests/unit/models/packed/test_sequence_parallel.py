@@ -90,7 +90,7 @@ def test_a_sequence_is_filled_up_with_a_segment_of_its_own(multiple_of, filler):
         config,
         sequences=sequences,
         attention_mask=mask,
-        targets=Targets(wanted=wanted, shared=False),
+        targets=Targets(wanted=wanted),
         media=[],
         share_prefix=False,
         fill=False,
