@@ -350,7 +350,8 @@ class Workers:
     @property
     def models(self) -> Models:
         """The groups of one worker each."""
-        return Models(**{name: None if one is None else _group_of(one) for name, one in vars(self).items()})
+        groups: dict[str, Any] = {name: None if one is None else _group_of(one) for name, one in vars(self).items()}
+        return Models(**groups)
 
     @property
     def engines(self) -> dict[str, Any]:

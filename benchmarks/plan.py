@@ -314,6 +314,7 @@ def measure(case: Case, model: Path) -> dict[str, float]:
             attention_mask=batch.attention_mask,
             return_output=True,
             media=batch.media,
+            prompts=batch.prompts,
             **extra,
         )
         loss = (values + output.entropy[:, -values.shape[1] :] if case.entropy else values).mean()

@@ -54,7 +54,7 @@ class PolicyUpdate:
         counted = Counts(units=tokens, tokens=tokens, samples=len(batch.sequences))
 
         def terms(one: GroupBatch) -> Terms:
-            given = {"old_log_probs": old, "advantages": advantages, "mask": one.action_mask.long()}
+            given: dict[str, Any] = {"old_log_probs": old, "advantages": advantages, "mask": one.action_mask.long()}
             return loss(PolicyPass(log_probs=self._run(one), **given), kl_weight=0.0)
 
         self.actor.train()
