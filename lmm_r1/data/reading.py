@@ -11,7 +11,7 @@ import jinja2
 import jinja2.meta
 
 from lmm_r1.data.formats import FormatName
-from lmm_r1.data.formats.row_format import ColumnNames, Columns, RawRow, Record, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import ColumnNames, Columns, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
@@ -19,6 +19,7 @@ from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.data.templates import BoundedEnvironment
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.files.json_files import count_field, read_json_lines, text_field
+from lmm_r1.files.user_code import UserFunction
 
 SHIPPED_PROMPTS = ("think", "think_box")
 """System prompts for the formats that verifiers pay; each is a text file next to this module."""
@@ -60,7 +61,7 @@ class PromptTemplate:
 class RowReading:
     """The flags of a command about its rows; None leaves a setting to the rows."""
 
-    format: FormatName | None = None
+    format: FormatName | UserFunction | None = None
     names: ColumnNames = field(default_factory=ColumnNames)
     image_dir: Path | None = None
     """Where relative paths of images and videos start, instead of in the row file's folder."""
@@ -216,14 +217,6 @@ class SkippedRow:
         """The location and what is wrong there."""
         location, _, what = " ".join(self.reason.split()).partition(": ")
         return location, what
-
-
-class Unreadable(RawRow):
-    """Takes the place of a record that its file does not hold in a readable form."""
-
-    def __init__(self, error: UserError) -> None:
-        super().__init__()
-        self.error = error
 
 
 def good_rows(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from lmm_r1.cluster.worker_processes import KIT_VARIABLE
 from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import read_json_object, write_json_object
@@ -171,15 +169,8 @@ def write_kit(kit: KitFile, file: str | Path) -> None:
     write_json_object(Path(file), kit.data)
 
 
-def derived_of(config: Mapping[str, Any], *, path: str) -> KitFile | None:
-    """Return the derived kit for a checkpoint: a registered file's, or the one in its config; None if there is neither.
-
-    Raises UserError for a file or an entry that is no kit of this checkpoint.
-    """
-    for file in filter(None, os.environ.get(KIT_VARIABLE, "").split(os.pathsep)):
-        found = read_kit(file)
-        if found.model_type == config.get("model_type"):
-            return found
+def stored_kit(config: Mapping[str, Any], *, path: str) -> KitFile | None:
+    """Return the derived kit in a checkpoint's config; None without one. Raises UserError for one of another model."""
     if CONFIG_KEY not in config:
         return None
     place = f"{path}: {CONFIG_KEY} in config.json"

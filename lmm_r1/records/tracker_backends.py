@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_function
 from lmm_r1.records.trackers import (
     EVAL_PREFIX,
+    FUNCTION,
     TRACKERS_FILE,
     TRAIN_PREFIX,
     Generation,
@@ -214,66 +216,26 @@ def _check_wandb(logger: LoggerConfig) -> None:
     )
 
 
-def _open_trackio(session: Session) -> Tracker:
-    """Start a run in Trackio's store on this machine, or in a Hugging Face Space.
-
-    Trackio finds a run only by its name, so a few random digits at its end make it unique. It knows no failed runs.
-    """
-    import trackio
-
-    settings, shared = session.logger.trackio, session.logger.wandb
-    run = trackio.init(
-        project=settings.project or shared.project,
-        name=session.earlier or f"{shared.run_name}-{secrets.token_hex(2)}",
-        group=shared.group,
-        space_id=settings.space_id,
-        config=dict(session.settings),
-        resume="never" if session.earlier is None else "must",
-        # In a notebook it would start a server and show it.
-        embed=False,
-    )
-
-    def log_generations(step: int, samples: Sequence[Generation]) -> None:
-        columns, rows = table(step, samples)
-        shown: dict[str, object] = {GENERATIONS: trackio.Table(columns=columns, data=rows)}
-        # A name holds one image.
-        for number, image in enumerate(shown_images(samples)):
-            shown[f"{IMAGES}/{number}"] = trackio.Image(image.path, caption=image.caption)
-        run.log(shown, step=step)
-
-    return Tracker(
-        identity=run.name,
-        log=lambda step, values: run.log(dict(values), step=step),
-        log_generations=log_generations,
-        close=lambda failed: trackio.finish(),
-    )
-
-
-def _check_trackio(logger: LoggerConfig) -> None:
-    space = logger.trackio.space_id
-    if space is None:
-        return
-    import huggingface_hub
-
-    if huggingface_hub.get_token() is None:
-        raise UserError(
-            f"--logger.trackio.space_id {space}: nobody is logged in to the Hugging Face hub; run `hf auth login`, set "
-            "HF_TOKEN, or leave it out to keep the run on this machine"
-        )
-
-
-BACKENDS: dict[TrackerName, Backend] = {
+BACKENDS: dict[str, Backend] = {
     "tensorboard": Backend(library="tensorboard", pip="pip install tensorboard", open=_open_tensorboard),
     "wandb": Backend(library="wandb", pip="pip install 'wandb>=0.20'", open=_open_wandb, check=_check_wandb),
-    "trackio": Backend(library="trackio", pip="pip install 'trackio>=0.40'", open=_open_trackio, check=_check_trackio),
 }
 assert tuple(BACKENDS) == typing.get_args(TrackerName)
+
+
+def _opener(name: str) -> Callable[[Session], Tracker]:
+    """Return what opens a tracker, by its name or in a user's file; raises UserError for one that cannot be used."""
+    if name in BACKENDS:
+        return BACKENDS[name].open
+    return load_user_function(name, default=FUNCTION, flag="--logger.trackers")
 
 
 def check_trackers(logger: LoggerConfig) -> None:
     """Raise UserError for a tracker that is not installed or lacks its key; loads no library, and asks no server."""
     for name in logger.trackers:
-        backend = BACKENDS[name]
+        if (backend := BACKENDS.get(name)) is None:
+            _opener(name)
+            continue
         if importlib.util.find_spec(backend.library) is None:
             raise UserError(
                 f"--logger.trackers {name}: {backend.library} is not installed; {backend.pip}, or leave it out"
@@ -291,7 +253,9 @@ def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed
     for name in logger.trackers:
         session = Session(logger=logger, folder=folder, settings=settings, earlier=record.identity(name))
         try:
-            opened[name] = BACKENDS[name].open(session)
+            opened[name] = _opener(name)(session)
+            if not isinstance(opened[name], Tracker):
+                raise TypeError(f"return a Tracker, not {type(opened.pop(name)).__name__}")
             record.identify(name, opened[name].identity)
         # Each library has errors of its own, and those of the network below it.
         except Exception as error:

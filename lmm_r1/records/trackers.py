@@ -14,11 +14,14 @@ from typing import Any
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import write_json_object
+from lmm_r1.files.user_code import failure, module_of
 from lmm_r1.records.rollouts import END_WORDS, RecordedPart, SampledResponse
 
 logger = logging.getLogger(__name__)
 
 TRACKERS_FILE = "trackers.json"
+FUNCTION = "tracker"
+"""The function of a user's file that opens a tracker, if the flag names only the file."""
 TRAIN_PREFIX = "train/"
 EVAL_PREFIX = "eval/"
 
@@ -75,13 +78,13 @@ class Generation:
 class Tracker:
     """An opened tracking service; every call may raise whatever its library raises."""
 
-    identity: str
+    identity: str = ""
     """What a resumed run needs to find its records again: a run's id, or a folder."""
     log: Callable[[int, Mapping[str, float]], None]
     """Takes a step and its numbers, whose names begin with `train/` or `eval/`."""
-    log_generations: Callable[[int, Sequence[Generation]], None]
+    log_generations: Callable[[int, Sequence[Generation]], None] = lambda step, samples: None
     """Takes a step and its samples, shown as a table with their images."""
-    close: Callable[[bool], None]
+    close: Callable[[bool], None] = lambda failed: None
     """Sends what is left, and marks the run as ended or, if its argument is true, as failed."""
     replaces_repeats: bool = False
     """Whether a step that is logged again after a resume replaces the first; otherwise it must not be sent again."""
@@ -283,11 +286,13 @@ class Trackers:
         self._failures_in_a_row[name] += 1
         self._resting_until[name] = step + 2 ** self._failures_in_a_row[name]
         if not self._left_out[name]:
+            place, said = failure(error, modules=(module_of(FUNCTION),))
             logger.warning(
-                "--logger.trackers %s: step %d could not be logged (%r); training goes on, metrics.jsonl has every step",
+                "--logger.trackers %s: step %d could not be logged (%s%s); training goes on, metrics.jsonl has every step",
                 name,
                 step,
-                error,
+                said,
+                place and f", at{place}",
             )
         self._left_out[name] += 1
 

@@ -10,9 +10,8 @@ import torch
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import LossAggregation, PolicyLossName
-from lmm_r1.config.shared import UserFunction
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import load_user_function
+from lmm_r1.files.user_code import UserFunction, load_user_function
 
 # As in OpenRLHF: probabilities stay this far from 0 and 1, whose logarithms would be infinite.
 LEAST_PROBABILITY = 1e-6

@@ -62,6 +62,7 @@ from lmm_r1.lmm_kits.checkpoint import (
     check_weights,
     outlined_row,
 )
+from lmm_r1.lmm_kits.registry import KIT_FLAG, given_files
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
@@ -105,6 +106,7 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     paths += [
         SharedPath(flag=f"--{flag}", path=file) for flag, text in functions.items() if (file := function_file(text))
     ]
+    paths += [SharedPath(flag=KIT_FLAG, path=function_file(file) or file) for file in given_files()]
     if config.train.agent_func_path is not None:
         paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):

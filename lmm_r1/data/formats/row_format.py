@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import function_file, load_user_function
 
 RawRow: TypeAlias = dict[str, Any]
 """The columns of a row as its file holds them."""
 Record: TypeAlias = tuple[RawRow, str, Path]
 """A row file's record, its location such as `rows.jsonl line 7`, and the folder that relative paths start from."""
+
+
+class Unreadable(RawRow):
+    """Takes the place of a record that its file does not hold in a readable form."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +263,8 @@ class RowFormat(Generic[Fields]):
     adapt: Callable[[Columns], Fields]
     link: Callable[[list[Record]], list[Record]] | None = field(default=None)
     """For records that refer to others of their file: replaces references by what they refer to."""
+    each: Callable[[Record], Record] | None = None
+    """Makes a record one of this format."""
 
     def fits(self, columns: set[str]) -> bool:
         return all(not columns.isdisjoint(names) for names in self.needs) and columns.isdisjoint(self.without)
@@ -312,14 +323,29 @@ class FormatSet(Generic[Fields]):
         return [row_format for row_format in fitting if not row_format.general] or fitting
 
     def named(self, name: str, *, file: str, names: ColumnNames | None = None) -> RowFormat[Fields]:
-        """Return the format of this name; raises UserError if this kind of rows does not come in it."""
+        """Return the format of this name, or of `FILE.py:NAME`; raises UserError if this kind of rows does not come in it."""
+        flag = (names or ColumnNames()).flag("format")
+        if function_file(name):
+            function = load_user_function(name, default="read_row", flag=flag)
+
+            def each(record: Record) -> Record:
+                columns, location, folder = record
+                if isinstance(columns, Unreadable):
+                    return record
+                try:
+                    made = function(columns)
+                    if not isinstance(made, dict):
+                        raise UserError(f"{flag} {name}: return a dict of columns, not {type(made).__name__}")
+                except UserError as error:
+                    made = Unreadable(UserError(f"{location}: {error}"))
+                return made, location, folder
+
+            return replace(self.own, name=name, each=each)
         for row_format in self.formats:
             if row_format.name == name:
                 return row_format
         known = ", ".join(row_format.name for row_format in self.formats)
-        raise UserError(
-            f"{file}: {(names or ColumnNames()).flag('format')} {name} is for another kind of rows; the formats for this one are {known}"
-        )
+        raise UserError(f"{file}: {flag} {name} is for another kind of rows; the formats for this one are {known}")
 
 
 def text_of_number(value: Any) -> str:

@@ -142,7 +142,7 @@ def test_a_function_is_given_plain_values_that_nothing_comes_back_from(function)
 
 def test_an_error_of_the_function_names_its_file_and_line_and_the_row(function, tmp_path):
     rule = GroupFilter(function=function("def experience_filter(samples):\n    return samples[0]['gone']\n"))
-    with pytest.raises(UserError, match=r"mine.py, line 2: experience_filter raised KeyError: 'gone', for .* line 4$"):
+    with pytest.raises(UserError, match=r"mine.py, line 2: it raised KeyError: 'gone', for .* line 4$"):
         rule.judged(group(1.0, 0.0))
     for reply in ("[True]", "None", "[1, 0]", "'yes'"):
         rule = GroupFilter(function=function(f"def experience_filter(samples): return {reply}\n"))
@@ -151,7 +151,7 @@ def test_an_error_of_the_function_names_its_file_and_line_and_the_row(function, 
 
 
 def test_a_file_without_the_function_is_refused_before_a_run(function, tmp_path):
-    with pytest.raises(UserError, match=r"defines no experience_filter\(samples\)"):
+    with pytest.raises(UserError, match="defines no experience_filter; add it"):
         function("x = 1\n")
     with pytest.raises(UserError, match="no such file"):
         ExperienceFilter(str(tmp_path / "gone.py"))

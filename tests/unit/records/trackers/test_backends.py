@@ -130,22 +130,6 @@ def test_wandb_is_given_no_key_to_keep(tmp_path, offline):
     assert [path for path in kept if b"0" * 40 in path.read_bytes()] == []
 
 
-@installed("trackio")
-def test_trackio_has_every_step_once_in_one_run(tmp_path):
-    from trackio.sqlite_storage import SQLiteStorage
-
-    log_stop_and_resume("trackio", tmp_path)
-    name = json.loads((tmp_path / "trackers.json").read_text())["trackio"]["identity"]
-    assert name.startswith("tried-")
-    logged = SQLiteStorage.get_logs("openrlhf_train_sft", name)
-    for metric in ("train/loss", "eval/eval_math_pass1"):
-        assert [(row["step"], row[metric]) for row in logged if metric in row] == FIRST_STAY
-    tables = [row for row in logged if "train/generated_samples" in row]
-    assert [row["step"] for row in tables] == [1, 2, 3]
-    assert all(row["train/generated_samples_images/0"]["caption"] == "sample 1" for row in tables)
-    assert SQLiteStorage.get_run_config("openrlhf_train_sft", name)["train"]["batch_size"] == 128
-
-
 def test_a_run_that_starts_anew_in_the_same_folder_is_a_new_run(tmp_path):
     for name in ("monday", "tuesday"):
         flags = {"logger.trackers": ("tensorboard",), "logger.wandb.run_name": name}

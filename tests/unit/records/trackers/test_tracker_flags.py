@@ -1,6 +1,5 @@
 """What each service is told of a run, by its flags."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,21 +37,3 @@ def test_wandb_is_told_team_project_group_name_and_mode(tmp_path, monkeypatch):
     assert wanted.items() <= told.items()
     BACKENDS["wandb"].open(session(tmp_path, logger__wandb__key="hush"))
     assert told["settings"].api_key == "hush"
-
-
-def test_trackio_is_told_project_name_group_and_space(tmp_path, monkeypatch):
-    trackio = pytest.importorskip("trackio", exc_type=ImportError)
-    told: dict[str, Any] = {}
-
-    def init(**given: Any) -> SimpleNamespace:
-        told.update(given)
-        return SimpleNamespace(name=given["name"])
-
-    monkeypatch.setattr(trackio, "init", init)
-    identity = BACKENDS["trackio"].open(session(tmp_path, logger__trackio__space_id="us/runs")).identity
-    wanted = {"project": "ours", "group": "both", "space_id": "us/runs", "resume": "never", "embed": False}
-    assert wanted.items() <= told.items()
-    assert identity.startswith("first-")
-    again = dataclasses.replace(session(tmp_path, logger__trackio__project="other"), earlier=identity)
-    assert BACKENDS["trackio"].open(again).identity == identity
-    assert (told["project"], told["name"], told["resume"]) == ("other", identity, "must")

@@ -10,7 +10,8 @@ from helpers.commands import error_of
 from helpers.tracked_runs import of_tensorboard
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import SFTConfig, resolve
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
@@ -61,13 +62,79 @@ def test_a_tracker_that_goes_on_failing_rests_longer_each_time(tmp_path, caplog)
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
-    missing = dataclasses.replace(BACKENDS["trackio"], library="no_such_library")
-    monkeypatch.setitem(BACKENDS, "trackio", missing)
+    missing = dataclasses.replace(BACKENDS["wandb"], library="no_such_library")
+    monkeypatch.setitem(BACKENDS, "wandb", missing)
     with pytest.raises(UserError) as refused:
-        check_trackers(config(logger__trackers=("trackio",)).logger)
+        check_trackers(config(logger__trackers=("wandb",)).logger)
     assert str(refused.value) == (
-        "--logger.trackers trackio: no_such_library is not installed; pip install 'trackio>=0.40', or leave it out"
+        "--logger.trackers wandb: no_such_library is not installed; pip install 'wandb>=0.20', or leave it out"
     )
+
+
+OWN = """
+import json
+from lmm_r1.records.trackers import Tracker
+
+def tracker(session, *, name="log.jsonl"):
+    file = open(session.folder / name, "a")
+    return Tracker(log=lambda step, values: print(json.dumps([step, session.earlier, dict(values)]), file=file),
+                   close=lambda failed: file.close())
+
+def failing(session):
+    return Tracker(log=lambda step, values: values["none"])
+
+def wrong(session):
+    return session.nothing
+
+def other(session):
+    return 1
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(OWN)
+    return f"{tmp_path}/own.py"
+
+
+def test_a_tracker_of_a_file_gets_every_step_and_one_that_fails_is_told_of_with_its_line(own, tmp_path, caplog):
+    given = ["--logger.trackers", "tensorboard", f"{own}?name=a.jsonl", f"{own}:failing"]
+    (tmp_path / "c.yaml").write_text(f"logger.trackers: {given[1:]}")
+    by_flags, by_file = (
+        parse(SFTConfig, argv, prog="p", description="d") for argv in (given, ["--config", f"{tmp_path}/c.yaml"])
+    )
+    assert by_flags == by_file
+    flags = resolve(dotted.replace(by_flags, {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl"}))
+    assert flags.logger.trackers == tuple(given[1:])
+    check_trackers(flags.logger)
+    for resumed in (False, True):
+        with open_trackers(flags, folder=tmp_path, resumed=resumed) as trackers:
+            for step in (1, 2 + resumed):
+                trackers.log(step, {"loss": 0.5})
+                trackers.log_generations(step, (sample(),))
+    lines = list(map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines()))
+    assert lines == [[1, None, {"train/loss": 0.5}], [2, None, {"train/loss": 0.5}], [3, "", {"train/loss": 0.5}]]
+    told = f"{own}:failing: step 1 could not be logged (KeyError: 'none', at {own}, line 11); training goes on"
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone", r"own\.py:gone: the file defines no gone; add it"),
+        ("wrong", r"cannot start \(.*own\.py:wrong: it raised AttributeError: .*, at .*own\.py, line 14\)"),
+        ("other", r"own\.py:other: cannot start \(return a Tracker, not int\)"),
+    ],
+)
+def test_a_file_without_a_tracker_stops_the_run(name, said, own, tmp_path):
+    with pytest.raises(UserError, match=said):
+        open_trackers(config(logger__trackers=(f"{own}:{name}",)), folder=tmp_path, resumed=False)
+
+
+def test_an_unknown_tracker_is_answered_with_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        parse(SFTConfig, ["--logger.trackers", "tensorboard", "wanddb"], prog="p", description="d")
+    assert "must be one of tensorboard, wandb, not 'wanddb'; did you mean wandb?" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -91,17 +158,6 @@ def test_wandb_needs_a_key_unless_it_is_offline(offline, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     with pytest.raises(UserError, match="no API key for wandb.example.org"):
         check_trackers(config(logger__trackers=("wandb",)).logger)
-
-
-@pytest.mark.usefixtures("any_library")
-def test_trackio_needs_a_login_for_a_space_alone(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    check_trackers(config(logger__trackers=("trackio",)).logger)
-    flags = {"logger__trackers": ("trackio",), "logger__trackio__space_id": "us/runs"}
-    with pytest.raises(UserError, match="^--logger.trackio.space_id us/runs: nobody is logged in"):
-        check_trackers(config(**flags).logger)
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_token")
-    check_trackers(config(**flags).logger)
 
 
 @pytest.mark.parametrize("command", ["train_sft", "train_ppo_ray"])
