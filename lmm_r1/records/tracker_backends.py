@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import netrc
 import os
 import secrets
 import typing
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,6 @@ from lmm_r1.records.trackers import (
     TRACKERS_FILE,
     TRAIN_PREFIX,
     Generation,
-    ShownImage,
     Tracker,
     TrackerRecord,
     Trackers,
@@ -65,6 +62,8 @@ class Backend:
 
 def _open_tensorboard(session: Session) -> Tracker:
     """Write event files to `--logger.tensorboard_dir`, by default in the run folder, one file per session."""
+    import numpy as np
+    from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
 
     logger = session.logger
@@ -89,8 +88,10 @@ def _open_tensorboard(session: Session) -> Tracker:
     def log_generations(step: int, samples: Sequence[Generation]) -> None:
         writer = writer_at(step)
         writer.add_text(GENERATIONS, markdown(*table(step, samples)), step)
-        for tag, image in _tagged(shown_images(samples)):
-            _add_image(writer, f"{IMAGES}/{tag}", image, step=step)
+        for name, path in shown_images(samples).items():
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
+            writer.add_image(f"{IMAGES}/{name.replace(',', '').replace(' ', '_')}", pixels, step, dataformats="HWC")
         writer.flush()
 
     def close(failed: bool) -> None:
@@ -98,33 +99,6 @@ def _open_tensorboard(session: Session) -> Tracker:
             writer.close()
 
     return Tracker(identity=str(folder), log=log, log_generations=log_generations, close=close, replaces_repeats=True)
-
-
-def _tagged(images: Sequence[ShownImage]) -> Iterator[tuple[str, ShownImage]]:
-    """Yield images with unique tags, because a tag shows one image per step; the same place has the same tag in every step."""
-    of_prompts = itertools.count()
-    of_turns: Counter[str] = Counter()
-    for image in images:
-        name = image.caption.replace(",", "").replace(" ", "_")
-        if image.turn is None:
-            yield f"{next(of_prompts)}_{name}", image
-        else:
-            of_turns[name] += 1
-            yield name if of_turns[name] == 1 else f"{name}_{of_turns[name]}", image
-
-
-def _add_image(writer: SummaryWriter, tag: str, shown: ShownImage, *, step: int) -> None:
-    import numpy as np
-    from PIL import Image
-
-    with Image.open(shown.path) as image:
-        pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
-    if shown.cuts:
-        height, width, _ = pixels.shape
-        boxes = np.asarray(shown.boxes) * (width, height, width, height)  # (N, 4)
-        writer.add_image_with_boxes(tag, pixels, boxes, step, dataformats="HWC")
-    else:
-        writer.add_image(tag, pixels, step, dataformats="HWC")
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -173,9 +147,7 @@ def _open_wandb(session: Session) -> Tracker:
     def log_generations(step: int, samples: Sequence[Generation]) -> None:
         columns, rows = table(step, samples)
         # Next to the table, and not in it: wandb keeps a table's images outside the run's folder.
-        images = [
-            wandb.Image(str(image.path), caption=image.caption, boxes=_boxes(image)) for image in shown_images(samples)
-        ]
+        images = [wandb.Image(str(path), caption=name) for name, path in shown_images(samples).items()]
         log(step, {GENERATIONS: wandb.Table(columns=[*columns], data=rows)} | ({IMAGES: images} if images else {}))
 
     return Tracker(
@@ -184,20 +156,6 @@ def _open_wandb(session: Session) -> Tracker:
         log_generations=log_generations,
         close=lambda failed: run.finish(exit_code=1 if failed else 0),
     )
-
-
-def _boxes(image: ShownImage) -> dict[str, Any] | None:
-    if not image.cuts:
-        return None
-    data = [
-        {
-            "position": {"minX": left, "minY": upper, "maxX": right, "maxY": lower},
-            "class_id": 0,
-            "box_caption": f"cut {number}",
-        }
-        for number, (left, upper, right, lower) in enumerate(image.boxes, start=1)
-    ]
-    return {"cuts": {"box_data": data, "class_labels": {0: "cut"}}}
 
 
 def _check_wandb(logger: LoggerConfig) -> None:

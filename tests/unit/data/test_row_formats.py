@@ -382,7 +382,7 @@ def test_a_format_of_a_file_makes_columns_of_each_record(tmp_path):
         f"{rows} line 3: --data.format {tmp_path}/own.py?start=Now : it raised KeyError: 'a', at {tmp_path}/own.py, line 3"
     )
     with pytest.raises(
-        UserError, match=r"line 1: --data.format .*own.py:nothing: return a dict of columns, not NoneType"
+        UserError, match=r"line 1 .*: --data.format .*own.py:nothing: return a dict of columns, not NoneType"
     ):
         read_row_file(str(rows), reading=replace(reading, format=f"{tmp_path}/own.py:nothing"))
 

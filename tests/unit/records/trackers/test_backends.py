@@ -12,9 +12,8 @@ from helpers.tracked_runs import of_tensorboard, of_wandb, texts_of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
-from lmm_r1.data.sample import Cut
 from lmm_r1.records.tracker_backends import open_trackers
-from lmm_r1.records.trackers import Generation, Trackers, TurnImage
+from lmm_r1.records.trackers import Generation, Trackers
 
 
 def installed(library: str) -> pytest.MarkDecorator:
@@ -84,7 +83,7 @@ def test_tensorboard_shows_every_step_once_with_what_was_logged_last(tmp_path):
         "eval/eval_math_pass1": [(1, 0.1), (2, 2.0), (3, 3.0)],
         "train/generated_samples/text_summary": [(1, 1), (2, 1), (3, 1)],
         # Width, height and the encoded image.
-        "train/generated_samples_images/0_sample_1": [(1, 3), (2, 3), (3, 3)],
+        "train/generated_samples_images/sample_1_image_1": [(1, 3), (2, 3), (3, 3)],
     }
     assert texts_of_tensorboard(folder, "train/generated_samples/text_summary")[2].splitlines() == [
         "| " + " | ".join(COLUMNS) + " |",
@@ -118,7 +117,7 @@ def test_wandb_has_every_step_once_in_one_run(tmp_path):
     for folder, row in zip((first, first, second), found, strict=True):
         shown = json.loads((folder / "files" / row["train/generated_samples/path"]).read_text())
         assert shown == {"columns": COLUMNS, "data": rows(row["_step"])}
-        assert row["train/generated_samples_images/captions"] == ["sample 1"]
+        assert row["train/generated_samples_images/captions"] == ["sample 1, image 1"]
         (image,) = row["train/generated_samples_images/filenames"]
         assert (folder / "files" / image).read_bytes() == (tmp_path / "image.png").read_bytes()
 
@@ -136,46 +135,3 @@ def test_a_run_that_starts_anew_in_the_same_folder_is_a_new_run(tmp_path):
         with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=False) as trackers:
             trackers.log(1, {"loss": 0.5})
     assert {path.name for path in (tmp_path / "tensorboard").iterdir()} == {"monday", "tuesday"}
-
-
-def looked(folder: Path) -> Sequence[Generation]:
-    """An episode that cut the right half out of its prompt's picture of 8 x 6 pixels."""
-    picture(8, 6).save(folder / "image.png")
-    picture(4, 6).save(folder / "part.png")
-    cut = Cut(picture=0, name="original_image", box=(4, 0, 8, 6), size=(8, 6))
-    return (
-        Generation(
-            prompt="user: <image>?",
-            response="assistant: crop\n\nuser: <image>\n\nassistant: 2",
-            label="2",
-            reward=1.0,
-            scores={},
-            truncated=False,
-            images=(folder / "image.png",),
-            turn_images=(TurnImage(path=folder / "part.png", turn=2, cut=cut),),
-            ended="finished",
-        ),
-    )
-
-
-def test_tensorboard_shows_the_pictures_of_turns_under_the_same_tags_in_every_step(tmp_path):
-    with opened("tensorboard", tmp_path, resumed=False) as trackers:
-        for step in (1, 2):
-            trackers.log_generations(step, looked(tmp_path))
-    shown = of_tensorboard(tmp_path / "tensorboard/tried")
-    assert [step for step, _ in shown["train/generated_samples_images/0_sample_0"]] == [1, 2]
-    assert [step for step, _ in shown["train/generated_samples_images/sample_0_turn_2"]] == [1, 2]
-
-
-@installed("wandb")
-def test_wandb_draws_what_was_cut_out_on_its_source(tmp_path):
-    with opened("wandb", tmp_path, resumed=False) as trackers:
-        trackers.log_generations(1, looked(tmp_path))
-    (row,) = of_wandb(tmp_path)
-    assert row["train/generated_samples_images/captions"] == ["sample 0", "sample 0, turn 2"]
-    source, part = row["train/generated_samples_images/all_boxes"]
-    assert part is None
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    kept = json.loads((folder / "files" / source["cuts"]["path"]).read_text())
-    (box,) = kept["box_data"]
-    assert box["position"] == {"minX": 0.5, "minY": 0.0, "maxX": 1.0, "maxY": 1.0}
