@@ -132,9 +132,9 @@ def derive_kit(model: str, output: Path) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    rows = [(name, _yes(found.confirmed), found.reason) for name, found in derived.findings.items()]
+    rows = [(name, _yes(found.confirmed), found.reason) for name, found in derived.items()]
     console.print(_table(("capability", "", "reason"), rows))
-    if derived.kit is None or not derived.kit.capabilities["sft"].confirmed:
+    if not derived["sft"].confirmed:
         console.print("No kit was written, because SFT does not work.")
         sys.exit(1)
     console.print(f"The kit is in {output}; lmm-r1 --kit {output} COMMAND uses it.")
