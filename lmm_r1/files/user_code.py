@@ -97,7 +97,9 @@ def find_user_function(text: str, *, default: str, flag: str) -> Callable[..., A
     if not callable(function):
         raise UserError(f"{flag} {text}: the file defines no {name}; add it, or name another as {form['path']}:NAME")
     options = {option: _literal(value) for option, value in parse_qsl(form["options"] or "", keep_blank_values=True)}
-    known = [one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    # A built-in class has no signature.
+    parameters = inspect.signature(function).parameters.values() if options else ()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
     if unknown := sorted(options.keys() - known):
         told = ", ".join(known) or "none"
         raise UserError(f"{flag} {text}: {name} has no keyword-only parameter {unknown[0]}; known are {told}")

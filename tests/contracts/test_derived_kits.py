@@ -199,10 +199,10 @@ def test_a_critic_that_is_not_confirmed_is_refused(saved):
         KitValueModel(saved("critic"), "critic", settings(), value_head_prefix="score")
 
 
-@pytest.mark.parametrize(("off", "packs"), [("packed", False), ("shared_prefix", False)])
-def test_prompts_are_not_shared_if_that_is_not_confirmed(off, packs, saved, caplog):
+@pytest.mark.parametrize("off", ["packed", "shared_prefix"])
+def test_prompts_are_not_shared_if_that_is_not_confirmed(off, saved, caplog):
     actor = KitActor(saved(off), settings(share_prefix=True))
-    assert (actor.packing_samples, "not confirmed" in caplog.text) == (packs, True)
+    assert (actor.packing_samples, "not confirmed" in caplog.text) == (False, True)
 
 
 def test_models_saved_in_any_way_keep_their_kit(saved, tmp_path):

@@ -1,6 +1,5 @@
 """The examples of docs/extending.md and docs/loggers.md work, each from a file outside the package."""
 
-import ast
 import json
 import math
 import re
@@ -81,28 +80,23 @@ def test_the_kit_trains_two_steps_on_images_with_the_tracker(folder, own_environ
     assert json.loads(Path("run/config.json").read_text())["model_type"] == "own_vl"
     steps = steps_of("run")
     assert all(step["grad_norm"] > 0 for step in steps)
-    logged = [line.split(maxsplit=1) for line in Path("run/a.txt").read_text().splitlines()]
-    assert [(int(step), ast.literal_eval(values)["train/loss"]) for step, values in logged] == [
-        (step["step"], step["loss"]) for step in steps
-    ]
-    assert len(steps) == 2
+    first, second = Path("run/a.txt").read_text().splitlines()
+    assert first.startswith(f"1 {{'train/loss': {steps[0]['loss']}, ")
+    assert second.startswith(f"2 {{'train/loss': {steps[1]['loss']}, ")
 
 
 def test_the_task_makes_rows_whose_solutions_earn_the_full_reward_of_its_rule(folder):
     made = {}
     for split in ("train", "test"):
-        cli.main(
-            ["make_task", "multiples.py?most=5", "--rows", "20", "--split", split, "--output", split, "--solutions"]
-        )
+        given = ["--rows", "20", "--split", split, "--output", split, "--solutions"]
+        cli.main(["make_task", "multiples.py?most=5", *given])
         made[split] = [json.loads(line) for line in Path(split, "rows.jsonl").read_text().splitlines()]
     assert {row["answer"] for row in made["train"]}.isdisjoint(row["answer"] for row in made["test"])
     assert {row["answer"].split()[0] for row in made["train"]} == set("2345")
     reward_func = runpy.run_path("multiples.py")["reward_func"]
     solved = [row["messages"][-1]["content"] for row in made["train"]]
-    assert (
-        reward_func([f"q{text}" for text in solved], ["q"] * 20, [row["answer"] for row in made["train"]])["rewards"]
-        == [1.5] * 20
-    )
+    labels = [row["answer"] for row in made["train"]]
+    assert reward_func([f"q{text}" for text in solved], ["q"] * 20, labels)["rewards"] == [1.5] * 20
     answers = ["15", "12", "10", "16", "fifteen"]
     queries = [f"q<think>so</think><answer>{answer}</answer>" for answer in answers]
     assert reward_func(queries, ["q"] * 5, ["5 10"] * 5)["scores"] == [1.0, 0.0, 0.0, 0.0, 0.0]

@@ -191,14 +191,7 @@ def test_a_mistake_ends_with_a_sentence_and_leaves_no_files(flags, code, sentenc
 
 
 OWN = """
-from lmm_r1.tasks import TaskRow
-
 def rows_of(split, modality, rows, seed, *, word="say"):
-    for number in range(rows):
-        yield TaskRow(messages=[{"role": "user", "content": f"{word} {number + seed} {split}"}],
-                      answer=str(number + seed), datasource="own", solution=f"<answer>{number + seed}</answer>")
-
-def broken(split, modality, rows, seed):
     yield seed / 0
 
 def wrong(split, modality, rows, seed):
@@ -206,25 +199,20 @@ def wrong(split, modality, rows, seed):
 """
 
 
-def test_a_task_of_a_file_makes_rows(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(OWN)
-    name, output = f"{tmp_path}/own.py", tmp_path / "rows"
-    main(
-        [f"{name}?word=Write", "--rows", "2", "--seed", "3", "--split", "test", "--output", str(output), "--solutions"]
-    )
-    rows = [demonstration(row) for row in load_rows(str(output))]
-    assert [[message.parts[0].text for message in row.messages] for row in rows] == [
-        ["Write 3 test", "<answer>3</answer>"],
-        ["Write 4 test", "<answer>4</answer>"],
-    ]
-    for text, flags, said in (
-        (":broken", [], f"task {name}:broken: it raised ZeroDivisionError: division by zero, at {name}, line 10"),
-        (":wrong", [], f"{name}:wrong: yield a lmm_r1.tasks.TaskRow per row, not str"),
-        ("?worb=a", [], f"task {name}?worb=a: rows_of has no keyword-only parameter worb; known are word"),
-        ("", ["--difficulty", "2"], f"{name} has options instead of a difficulty"),
-        ("", ["--scale", "2"], f"--scale 2: no setting of {name}"),
-    ):
-        with pytest.raises(SystemExit):
-            main([name + text, *flags, "--output", str(tmp_path / "none")])
-        assert said in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("", [], "task own.py: it raised ZeroDivisionError: division by zero, at own.py, line 3"),
+        (":wrong", [], "own.py:wrong: yield a lmm_r1.tasks.TaskRow per row, not str"),
+        ("?worb=a", [], "task own.py?worb=a: rows_of has no keyword-only parameter worb; known are word"),
+        ("", ["--difficulty", "2"], "own.py has options instead of a difficulty"),
+        ("", ["--scale", "2"], "--scale 2: no setting of own.py"),
+    ],
+)
+def test_a_file_without_a_task_is_refused_with_its_line(text, flags, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    with pytest.raises(SystemExit):
+        main([f"own.py{text}", *flags, "--output", "none"])
+    assert said in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+    assert not Path("none").exists()

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -374,20 +375,9 @@ def test_a_format_of_a_file_makes_columns_of_each_record(tmp_path):
     reading = row_reading(config.data, prefix="--data.")
     found = read_row_file(str(rows), reading=reading, bad_rows="skip")
     (row,) = found.rows.values()
-    assert (row.messages[0].parts, row.answer) == ((TextPart("Now 1+1?"),), "2")
-    assert row.columns == {"answer": "2", "source_id": 7}
+    assert (row.messages[0].parts, row.columns) == ((TextPart("Now 1+1?"),), {"answer": "2", "source_id": 7})
     unreadable, raised = (skipped.reason for skipped in found.skipped)
     assert "line 2: not valid JSON" in unreadable
-    assert raised == (
-        f"{rows} line 3: --data.format {tmp_path}/own.py?start=Now : it raised KeyError: 'a', at {tmp_path}/own.py, line 3"
-    )
-    with pytest.raises(
-        UserError, match=r"line 1 .*: --data.format .*own.py:nothing: return a dict of columns, not NoneType"
-    ):
+    assert re.search("line 3: --data.format .*: it raised KeyError: 'a', at .*own.py, line 3$", raised)
+    with pytest.raises(UserError, match=r"line 1 .*own.py:nothing: return a dict of columns, not NoneType"):
         read_row_file(str(rows), reading=replace(reading, format=f"{tmp_path}/own.py:nothing"))
-
-
-def test_an_unknown_format_is_answered_with_the_nearest(capsys):
-    with pytest.raises(SystemExit):
-        arguments.parse(SFTConfig, ["--data.format", "sharegtp"], prog="p", description="d")
-    assert "not 'sharegtp'; did you mean sharegpt?" in capsys.readouterr().err

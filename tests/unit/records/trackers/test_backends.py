@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import picture
@@ -120,6 +121,21 @@ def test_wandb_has_every_step_once_in_one_run(tmp_path):
         assert row["train/generated_samples_images/captions"] == ["sample 1, image 1"]
         (image,) = row["train/generated_samples_images/filenames"]
         assert (folder / "files" / image).read_bytes() == (tmp_path / "image.png").read_bytes()
+
+
+@installed("wandb")
+def test_wandb_is_told_team_project_group_name_and_mode(tmp_path, monkeypatch):
+    told: dict[str, object] = {}
+    run = SimpleNamespace(id="1", define_metric=lambda *names, **given: None, finish=lambda **given: None)
+    monkeypatch.setattr("wandb.init", lambda **given: told.update(given) or run)
+    shared = {"logger.trackers": ("wandb",), "logger.wandb.project": "ours", "logger.wandb.group": "both"}
+    for flags in ({"org": "us", "mode": "offline", "run_name": "first"}, {"key": "hush"}):
+        given = shared | {f"logger.wandb.{name}": value for name, value in flags.items()}
+        open_trackers(dotted.replace(SFTConfig(), given), folder=tmp_path, resumed=False).close(failed=False)
+        if "org" in flags:
+            wanted = {"entity": "us", "group": "both", "name": "first", "mode": "offline", "settings": None}
+            assert wanted.items() <= told.items()
+    assert (told["project"], told["settings"].api_key) == ("ours", "hush")
 
 
 @installed("wandb")

@@ -71,13 +71,11 @@ def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatc
 
 
 OWN = """
-import json
 from lmm_r1.records.trackers import Tracker
 
-def tracker(session, *, name="log.jsonl"):
-    file = open(session.folder / name, "a")
-    return Tracker(log=lambda step, values: print(json.dumps([step, session.earlier, dict(values)]), file=file),
-                   close=lambda failed: file.close())
+def tracker(session, *, name):
+    file = session.folder.joinpath(name).open("a", buffering=1)
+    return Tracker(log=lambda step, values: print(session.earlier, step, values["train/loss"], file=file))
 
 def failing(session):
     return Tracker(log=lambda step, values: values["none"])
@@ -90,50 +88,31 @@ def other(session):
 """
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> str:
-    (tmp_path / "own.py").write_text(OWN)
-    return f"{tmp_path}/own.py"
-
-
-def test_a_tracker_of_a_file_gets_every_step_and_one_that_fails_is_told_of_with_its_line(own, tmp_path, caplog):
-    given = ["--logger.trackers", "tensorboard", f"{own}?name=a.jsonl", f"{own}:failing"]
-    (tmp_path / "c.yaml").write_text(f"logger.trackers: {given[1:]}")
-    by_flags, by_file = (
-        parse(SFTConfig, argv, prog="p", description="d") for argv in (given, ["--config", f"{tmp_path}/c.yaml"])
-    )
-    assert by_flags == by_file
-    flags = resolve(dotted.replace(by_flags, {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl"}))
+def test_a_tracker_of_a_file_gets_steps_and_one_that_fails_is_told_of_with_its_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    given = ["--logger.trackers", "tensorboard", "own.py?name=a.txt", "own.py:failing"]
+    Path("c.yaml").write_text(f"logger.trackers: {given[1:]}")
+    flags, by_file = (parse(SFTConfig, argv, prog="p", description="d") for argv in (given, ["--config", "c.yaml"]))
+    assert flags == by_file
+    flags = resolve(dotted.replace(flags, {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl"}))
     assert flags.logger.trackers == tuple(given[1:])
-    check_trackers(flags.logger)
     for resumed in (False, True):
         with open_trackers(flags, folder=tmp_path, resumed=resumed) as trackers:
-            for step in (1, 2 + resumed):
-                trackers.log(step, {"loss": 0.5})
-                trackers.log_generations(step, (sample(),))
-    lines = list(map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines()))
-    assert lines == [[1, None, {"train/loss": 0.5}], [2, None, {"train/loss": 0.5}], [3, "", {"train/loss": 0.5}]]
-    told = f"{own}:failing: step 1 could not be logged (KeyError: 'none', at {own}, line 11); training goes on"
-    assert told in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
+            for step in (1, 2):
+                trackers.log(step + resumed, {"loss": 0.5})
+                trackers.log_generations(step + resumed, (sample(),))
+    # The resumed session does not log step 2 again.
+    assert Path("a.txt").read_text() == "None 1 0.5\nNone 2 0.5\n 3 0.5\n"
+    told = "own.py:failing: step 1 could not be logged (KeyError: 'none', at own.py, line 9); training goes on"
+    assert told in caplog.text.replace(f"{tmp_path}/", "")
+    for name, said in (
         ("gone", r"own\.py:gone: the file defines no gone; add it"),
-        ("wrong", r"cannot start \(.*own\.py:wrong: it raised AttributeError: .*, at .*own\.py, line 14\)"),
+        ("wrong", r"cannot start \(.*own\.py:wrong: it raised AttributeError: .*, at .*own\.py, line 12\)"),
         ("other", r"own\.py:other: cannot start \(return a Tracker, not int\)"),
-    ],
-)
-def test_a_file_without_a_tracker_stops_the_run(name, said, own, tmp_path):
-    with pytest.raises(UserError, match=said):
-        open_trackers(config(logger__trackers=(f"{own}:{name}",)), folder=tmp_path, resumed=False)
-
-
-def test_an_unknown_tracker_is_answered_with_the_nearest(capsys):
-    with pytest.raises(SystemExit):
-        parse(SFTConfig, ["--logger.trackers", "tensorboard", "wanddb"], prog="p", description="d")
-    assert "must be one of tensorboard, wandb, not 'wanddb'; did you mean wandb?" in capsys.readouterr().err
+    ):
+        with pytest.raises(UserError, match=said):
+            open_trackers(config(logger__trackers=(f"own.py:{name}",)), folder=tmp_path, resumed=False)
 
 
 @pytest.fixture
@@ -239,8 +218,5 @@ def test_an_episode_becomes_a_row_with_all_its_turns_and_their_pictures():
     assert made.response == "assistant: crop\n\nuser: See <image>\n\nassistant: "
     columns, (row,) = table(1, [made])
     assert dict(zip(columns, row, strict=True))["ended"] == "out of pictures"
-    assert shown_images([made]) == {
-        "sample 0, image 1": Path("run/images/a.png"),
-        "sample 0, image 2": Path("run/images/b.png"),
-    }
+    assert shown_images([made]) == {f"sample 0, image {n}": Path(f"run/images/{'xab'[n]}.png") for n in (1, 2)}
     assert "ended" not in table(1, [sample()])[0]
