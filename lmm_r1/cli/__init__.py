@@ -227,4 +227,4 @@ def _usage() -> str:
             for name, what in group.items()
         )
         listed += "\n".join((f"{title}:", *lines, "\n"))
-    return f"usage: lmm-r1 COMMAND [FLAGS]\n\n{listed}lmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit FILE COMMAND takes a kit of your own, or one that lmm-r1 kits --derive has written."
+    return f"usage: lmm-r1 COMMAND [FLAGS]\n\n{listed}lmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit FILE COMMAND takes a kit: FILE.py, or one of lmm-r1 kits --derive."

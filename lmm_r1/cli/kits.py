@@ -239,15 +239,16 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         rows = Path(folder) / "rows.jsonl"
         given = parity_flags(path, max_len=max_len, dtype=dtype, folder=Path(folder))
         config = resolve(dotted.replace(base, given))
+        reward = {spread.__name__: spread}
         check_machine(config)
-        prepare_training(config)
         write_rows(rows, path=path, max_len=max_len, takes_images=facts.takes_images)
+        prepare_training(config, reward=reward)
         begin_workers(config)
         from lmm_r1.generation.codec import disagrees
         from lmm_r1.lmm_kits import Checkpoint
         from lmm_r1.rl.run import train
 
-        train(config, reward={spread.__name__: spread})
+        train(config, reward=reward)
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
     limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
     summary = (
