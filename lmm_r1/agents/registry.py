@@ -30,23 +30,6 @@ ENVIRONMENTS: dict[str, str] = {
 TOOLS = "TOOLS"
 """What a file calls its tools that has no environment: they make one."""
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<name>\w+))?")
-_registered: dict[str, type[Environment]] = {}
-
-
-def register(environment: type[Environment]) -> type[Environment]:
-    """Make a class of another package known by its name; a decorator. Raises UserError where the name is taken."""
-    known = _registered.get(environment.name)
-    if environment.name in ENVIRONMENTS or known not in (None, environment):
-        raise UserError(
-            f"an environment {environment.name!r} is there already; give {environment.__name__} another name"
-        )
-    _registered[environment.name] = environment
-    return environment
-
-
-def environment_names() -> tuple[str, ...]:
-    """Return the names that `load_environment` knows."""
-    return (*ENVIRONMENTS, *_registered)
 
 
 def load_environment(source: str, *, options: Mapping[str, Any] | None = None) -> Environment:
@@ -64,13 +47,11 @@ def load_environment(source: str, *, options: Mapping[str, Any] | None = None) -
     file = _FILE.fullmatch(source)
     if file:
         return _from_file(file["path"], name=file["name"], options=options, source=source)
-    if source in _registered:
-        return _made(_registered[source], options=options, source=source)
     if source not in ENVIRONMENTS:
-        near = dotted.nearest(source, known=environment_names())
+        near = dotted.nearest(source, known=ENVIRONMENTS)
         hint = f"did you mean {near}? " if near else ""
         raise UserError(
-            f"no environment {source!r}; {hint}Known are {', '.join(environment_names())}, and FILE.py with one of your own"
+            f"no environment {source!r}; {hint}Known are {', '.join(ENVIRONMENTS)}, and FILE.py with one of your own"
         )
     return _made(_shipped(source), options=options, source=source)
 

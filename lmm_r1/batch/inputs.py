@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmm_r1.data.files import all_records
-from lmm_r1.data.formats import FORMATS, OWN
-from lmm_r1.data.formats.row_format import Record
+from lmm_r1.data.formats import OWN, PROMPT_ROWS
+from lmm_r1.data.formats.row_format import Record, RowFields, RowFormat, Unreadable
 from lmm_r1.data.messages import Message, Part, Row, SkippedRow, TextPart, demonstration, kind_of
-from lmm_r1.data.reading import RowReading, Unreadable
+from lmm_r1.data.reading import RowReading
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import WHOLE, Completion, EpisodeResult, Said
 from lmm_r1.errors import UserError
@@ -104,9 +104,11 @@ def load_responses(
     """
     outcomes: list[Outcome] = []
     skipped: list[SkippedRow] = []
+    # This project's own format unless the user named one.
+    row_format = OWN if reading.format is None else PROMPT_ROWS.named(reading.format, file=path, names=reading.names)
     for index, record in itertools.islice(enumerate(all_records(path, split=split)), max_rows):
         try:
-            outcomes.append(_outcome(index, record, reading=reading, count_tokens=count_tokens))
+            outcomes.append(_outcome(index, record, row_format, reading=reading, count_tokens=count_tokens))
         except UserError as error:
             skipped.append(SkippedRow(index=index, reason=str(error)))
     if not outcomes:
@@ -115,14 +117,30 @@ def load_responses(
     return outcomes, skipped
 
 
-def _outcome(index: int, record: Record, *, reading: RowReading, count_tokens: Callable[[str], int | None]) -> Outcome:
-    location = record[1]
-    if isinstance(record[0], Unreadable):
-        raise record[0].error
+def _outcome(
+    index: int,
+    record: Record,
+    row_format: RowFormat[RowFields],
+    *,
+    reading: RowReading,
+    count_tokens: Callable[[str], int | None],
+) -> Outcome:
+    fields, location, base_dir = record if row_format.each is None else row_format.each(record)
+    if isinstance(fields, Unreadable):
+        raise fields.error
     listed = record[0].get(RESPONSES_KEY)
     if listed is not None and reading.names.prompt is None:
         reading = replace(reading, names=replace(reading.names, prompt=PROMPT_KEY))
-    row = _row(record, reading)
+    row = demonstration(
+        reading.row(
+            fields,
+            row_format=row_format,
+            location=location,
+            base_dir=base_dir,
+            answer_required=False,
+            media_required=True,
+        )
+    )
     if listed is None:
         row, text = _split(row)
         return Outcome(index=index, row=row, completions=(_completion({"text": text}, location, count_tokens),))
@@ -134,16 +152,6 @@ def _outcome(index: int, record: Record, *, reading: RowReading, count_tokens: C
         )
     completions = tuple(_completion(response, location, count_tokens) for response in listed)
     return Outcome(index=index, row=row, completions=completions)
-
-
-def _row(record: Record, reading: RowReading) -> Row:
-    """Return the row, in this project's own format unless the user named one."""
-    fields, location, base_dir = record
-    row_format = OWN if reading.format is None else FORMATS[reading.format]
-    row = reading.row(
-        fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=False, media_required=True
-    )
-    return demonstration(row)
 
 
 def _split(row: Row) -> tuple[Row, str]:

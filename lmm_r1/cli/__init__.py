@@ -207,9 +207,10 @@ def _use_kit(given: list[str]) -> None:
     from lmm_r1.errors import UserError
     from lmm_r1.lmm_kits.registry import register_kit
 
+    cpu.prepare_process()
     try:
         if not given:
-            raise UserError("--kit needs the file that lmm-r1 kits --derive has written")
+            raise UserError("--kit needs the file of a kit: FILE.py:NAME, or what lmm-r1 kits --derive has written")
         register_kit(given[0])
     except UserError as error:
         print(f"lmm-r1: error: {error}", file=sys.stderr)
@@ -226,4 +227,4 @@ def _usage() -> str:
             for name, what in group.items()
         )
         listed += "\n".join((f"{title}:", *lines, "\n"))
-    return f"usage: lmm-r1 COMMAND [FLAGS]\n\n{listed}lmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit KIT.json COMMAND takes a kit that lmm-r1 kits --derive has written."
+    return f"usage: lmm-r1 COMMAND [FLAGS]\n\n{listed}lmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit FILE COMMAND takes a kit: FILE.py, or one of lmm-r1 kits --derive."

@@ -329,11 +329,13 @@ def _refuse_wrong_values(arguments: Sequence[str], flags: dict[str, object], *, 
     for place, argument in enumerate(arguments):
         spelled, equals, value = argument.partition("=")
         hint = flags.get(spelled[2:].replace("-", "_")) if spelled.startswith("--") else None
-        value = value if equals else next(iter(arguments[place + 1 :]), "--")
-        if hint is None or value.startswith("--"):
-            continue
-        if refusal := refused_value(value, hint):
-            _exit(prog, f"{spelled} {refusal}")
+        following = itertools.takewhile(lambda one: not one.startswith("--"), arguments[place + 1 :])
+        values = [value] if equals else list(following)
+        if is_list := typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis:
+            hint = typing.get_args(hint)[0]
+        for value in values if is_list else values[:1]:
+            if hint is not None and (refusal := refused_value(value, hint)):
+                _exit(prog, f"{spelled} {refusal}")
 
 
 def _in_a_sentence(read: Callable[[], Config], *, prog: str, lister: str) -> Config:

@@ -131,9 +131,9 @@ def derive_kit(model: str, output: Path) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    rows = [(name, _yes(found.confirmed), found.reason) for name, found in derived.findings.items()]
+    rows = [(name, _yes(found.confirmed), found.reason) for name, found in derived.items()]
     console.print(_table(("capability", "", "reason"), rows))
-    if derived.kit is None or not derived.kit.capabilities["sft"].confirmed:
+    if not derived["sft"].confirmed:
         console.print("No kit was written, because SFT does not work.")
         sys.exit(1)
     console.print(f"The kit is in {output}; lmm-r1 --kit {output} COMMAND uses it.")
@@ -238,14 +238,15 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         rows = Path(folder) / "rows.jsonl"
         given = parity_flags(path, max_len=max_len, dtype=dtype, folder=Path(folder))
         config = resolve(dotted.replace(base, given))
-        prepare_training(config)
+        reward = {spread.__name__: spread}
         write_rows(rows, path=path, max_len=max_len, takes_images=facts.takes_images)
+        prepare_training(config, reward=reward)
         from lmm_r1.generation.codec import disagrees
         from lmm_r1.lmm_kits import Checkpoint
         from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
 
-        train(config, plan=planned, reward={spread.__name__: spread})
+        train(config, plan=planned, reward=reward)
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
     limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
     summary = (

@@ -85,7 +85,7 @@ class TaskSettings:
 class MakeTaskConfig(TaskSettings):
     task: Positional[str]
     """Name of the task: bar_chart, calendar, cards, clock, compare, count, dice, digits, function_graph, geometry, line_chart,
-    maze, message_decoding, money, pie_chart, relations, sokoban or visual_search."""
+    maze, message_decoding, money, pie_chart, relations, sokoban or visual_search; or FILE.py with a function `rows_of`."""
     output: Path
     """Folder to write: rows.jsonl, and images/ if rows have images."""
     modality: Modality = "text"

@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 
 from lmm_r1.config.differences import only_defaults
-from lmm_r1.config.shared import JsonText, UserFunction
+from lmm_r1.config.shared import JsonText
 from lmm_r1.dotted import nearest
-from lmm_r1.files.user_code import function_file
+from lmm_r1.files.user_code import UserFunction, function_file
 
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULL = ("", "~", "null", "none")

@@ -69,7 +69,7 @@ class ForkServer:
 
 
 KIT_VARIABLE = "LMM_R1_KIT"
-"""The files of derived kits, separated as in PATH; workers inherit it."""
+"""The files of kits that were registered, with semicolons between them; workers inherit it."""
 
 # One at most, which is kept for the next run of this process.
 _running: list[ForkServer] = []

@@ -18,10 +18,10 @@ from lmm_r1.config.shared import (
     SpeculationFlags,
     ThoughtConfig,
     TrainConfig,
-    UserFunction,
     WandbConfig,
     named_after_the_minute,
 )
+from lmm_r1.files.user_code import UserFunction
 
 MOST_PASS_TOKENS = 16192
 """Tokens of a training pass if `train.max_tokens_per_gpu` is not set; OpenRLHF's default."""

@@ -254,9 +254,9 @@ def _input_template(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
 def _trackers(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return the trackers that are set by name or, as in OpenRLHF, turned on by one of their settings."""
     logger = config.logger
-    asked = {"tensorboard": logger.tensorboard_dir, "wandb": logger.wandb.key, "trackio": logger.trackio.space_id}
-    names = typing.get_args(TrackerName)
-    return {"logger.trackers": tuple(name for name in names if name in logger.trackers or asked[name])}
+    asked = {"tensorboard": logger.tensorboard_dir, "wandb": logger.wandb.key}
+    named = [name for name in typing.get_args(TrackerName) if name in logger.trackers or asked[name]]
+    return {"logger.trackers": (*named, *(one for one in dict.fromkeys(logger.trackers) if one not in named))}
 
 
 def mismatch_limit(config: PPOConfig) -> float:

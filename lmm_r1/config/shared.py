@@ -14,6 +14,7 @@ from lmm_r1.config.declared import Needs, Within
 from lmm_r1.data.media_access import MEGAPIXELS
 from lmm_r1.data.messages import NO_PROMPT, BadRows
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import UserFunction
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,8 +43,9 @@ FormatName: TypeAlias = Literal[
 class RowReadingConfig:
     """How rows of any kind are read; each command has its own flags for the columns of prompts and answers."""
 
-    format: FormatName | None = None
-    """Format of the rows; None detects it from the columns of each file."""
+    format: FormatName | UserFunction | None = None
+    """Format of the rows, or FILE.py with a function `read_row` from a record to the columns of lmm_r1; None detects it
+    from the columns of each file."""
     image_key: str = IMAGES
     """Column with the images of `<image>` tags and of image parts without a source. If it is left at `images`, a
     format with another column uses its own."""
@@ -110,13 +112,11 @@ def text_given(value: str | None, *, flag: str) -> str | None:
     return value.strip()
 
 
-TrackerName = Literal["tensorboard", "wandb", "trackio"]
+TrackerName = Literal["tensorboard", "wandb"]
 RUNS = "runs"
 """The folder for output that no flag names a place for."""
 JsonText = NewType("JsonText", str)
 """A JSON object as text; in a YAML file it may also be a mapping."""
-UserFunction = NewType("UserFunction", str)
-"""A function of a user's file, `FILE.py:NAME?option=value&option=value`, next to the names of a `Literal`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,28 +318,18 @@ def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackioConfig:
-    space_id: str | None = None
-    """Hugging Face Space that shows the run, OWNER/NAME, which also turns the tracker on; None keeps the run on this
-    machine."""
-    project: Annotated[str | None, Needs("logger.trackers~trackio")] = None
-    """Project of the run; None takes logger.wandb.project."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     stage_name: str
     """Name of this stage in stage.json and in the report."""
     logging_steps: Annotated[int, Within("[1, inf)")] = 1
     """Steps between two logged lines."""
-    trackers: tuple[TrackerName, ...] = ()
-    """Services that show the run, in addition to the console and metrics.jsonl."""
+    trackers: tuple[TrackerName | UserFunction, ...] = ()
+    """Services that show the run, in addition to the console and metrics.jsonl: names, or FILE.py with a function
+    `tracker`."""
     tensorboard_dir: str | None = None
     """Folder for TensorBoard, which also turns the tracker on; None is in the run folder."""
     wandb: WandbConfig
     """Weights & Biases."""
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
-    """Trackio."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ from PIL import Image
 from lmm_r1 import hub
 from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
 from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
-from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.data.media_access import hub_folder
 from lmm_r1.data.messages import BadRows, Row, SkippedRow, as_prompt
 from lmm_r1.data.parquet_files import parquet_records
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading, Unreadable, good_rows
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, writing
 
@@ -176,6 +176,8 @@ def found_records(
         records = itertools.chain(first, records)
     if row_format.link is not None:
         records = iter(row_format.link(list(records)))
+    if row_format.each is not None:
+        records = map(row_format.each, records)
     return row_format, itertools.islice(records, max_rows)
 
 

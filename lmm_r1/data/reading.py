@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jinja2
 import jinja2.meta
 
-from lmm_r1.data.formats.row_format import ColumnNames, Columns, RawRow, Record, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import ColumnNames, Columns, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import NO_PROMPT, BadRows, ImagePart, Message, Part, Row, SkippedRow, TextPart, VideoPart
@@ -59,7 +59,7 @@ class RowReading:
     """The flags of a command about its rows; None leaves a setting to the rows."""
 
     format: str | None = None
-    """The name of one; None detects it."""
+    """The name of one, or `FILE.py:NAME`; None detects it."""
     names: ColumnNames = field(default_factory=ColumnNames)
     image_dir: Path | None = None
     """Where relative paths of images and videos start, instead of in the row file's folder."""
@@ -197,14 +197,6 @@ def _templated(
 
 RowT = TypeVar("RowT")
 MAX_LISTED = 20
-
-
-class Unreadable(RawRow):
-    """Takes the place of a record that its file does not hold in a readable form."""
-
-    def __init__(self, error: UserError) -> None:
-        super().__init__()
-        self.error = error
 
 
 def good_rows(

@@ -1,4 +1,4 @@
-"""A user's own Python file as a module, and its functions by name."""
+"""A user's own Python file as a module, and what `FILE.py:NAME?option=value` names in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NewType
 from urllib.parse import parse_qsl
 
 from lmm_r1.errors import UserError
@@ -26,6 +28,8 @@ _PACKAGES = {
     "yaml": "pyyaml",
 }
 """Packages with another name than their module."""
+UserFunction = NewType("UserFunction", str)
+"""A function of a user's file, `FILE.py:NAME?option=value&option=value`, next to the names of a `Literal`."""
 
 
 def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
@@ -69,8 +73,13 @@ def function_file(text: str) -> str | None:
     return form and form["path"]
 
 
-def load_user_function(text: str, *, default: str, flag: str) -> Callable[..., Any]:
-    """Return the function that `FILE.py:NAME?option=value&option=value` names; it raises UserError if the user's code raises.
+def module_of(default: str) -> str:
+    """Return the name of the module that a file becomes whose function is called `default` unless a flag names another."""
+    return f"user_{default}"
+
+
+def find_user_function(text: str, *, default: str, flag: str) -> Callable[..., Any]:
+    """Return the function or class that `FILE.py:NAME?option=value&option=value` names, with these options.
 
     Options are Python literals or text, and are bound to the function's keyword-only parameters.
 
@@ -81,23 +90,42 @@ def load_user_function(text: str, *, default: str, flag: str) -> Callable[..., A
         UserError: the file cannot be imported, or has no such function with these options.
     """
     form = _FUNCTION.fullmatch(text)
-    assert form is not None, "refused where the flag is read"
-    name, module = form["name"] or default, f"user_{default}"
-    function = getattr(load_user_file(form["path"], name=module, what=flag), name, None)
+    if form is None:
+        raise UserError(f"{flag} {text} names no file; give it as FILE.py or FILE.py:{default}")
+    name = form["name"] or default
+    function = getattr(load_user_file(form["path"], name=module_of(default), what=flag), name, None)
     if not callable(function):
         raise UserError(f"{flag} {text}: the file defines no {name}; add it, or name another as {form['path']}:NAME")
     options = {option: _literal(value) for option, value in parse_qsl(form["options"] or "", keep_blank_values=True)}
-    known = [one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    # A built-in class has no signature.
+    parameters = inspect.signature(function).parameters.values() if options else ()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
     if unknown := sorted(options.keys() - known):
         told = ", ".join(known) or "none"
         raise UserError(f"{flag} {text}: {name} has no keyword-only parameter {unknown[0]}; known are {told}")
+    return partial(function, **options) if options else function
+
+
+def load_user_function(text: str, *, default: str, flag: str) -> Callable[..., Any]:
+    """Return `find_user_function`'s function; it raises UserError, with file and line, if the user's code raises."""
+    function = find_user_function(text, default=default, flag=flag)
+
+    @contextmanager
+    def told() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the user's own code, which may raise anything
+            place, said = failure(error, modules=(module_of(default),))
+            raise UserError(f"{flag} {text}: it raised {said}{place and f', at{place}'}{advice(error)}") from error
+
+    def each(made: Iterator[Any]) -> Iterator[Any]:
+        with told():
+            yield from made
 
     def called(*given: object) -> Any:
-        try:
-            return function(*given, **options)
-        except Exception as error:  # the user's own code, which may raise anything
-            place, said = failure(error, modules=(module,))
-            raise UserError(f"{flag} {text}: {name} raised {said}{place and f', at{place}'}{advice(error)}") from error
+        with told():
+            made = function(*given)
+        return each(made) if inspect.isgenerator(made) else made
 
     return called
 

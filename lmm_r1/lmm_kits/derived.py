@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from lmm_r1.cluster.worker_processes import KIT_VARIABLE
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
 from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import read_json_object, write_json_object
@@ -31,10 +31,14 @@ Capability = Literal["sft", "freezing", "lora", "merge", "packed", "shared_prefi
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
     """Whether the checks confirm a capability; what they do not confirm is off."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     confirmed: bool
     reason: str
 
@@ -43,6 +47,7 @@ class Confirmation:
 class BlankTensor:
     """A media tensor of a blank image: integers are listed, other numbers are zero."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     dtype: str
     shape: list[int]
     integers: list[int] | None = None
@@ -52,6 +57,7 @@ class BlankTensor:
 class KitFile:
     """What a derived kit consists of. Names of classes are looked up in transformers only."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     model_type: str
     config_class: str
     model_class: str
@@ -86,31 +92,23 @@ class KitFile:
     untrained_prefixes: list[str]
     language_model: str
     """The name of the module that runs the language model's layers."""
-    blank_ids: list[list[int]]
+    blank_ids: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
     """The ids of a small blank image, as pairs of an id and its number of repetitions."""
     blank_media: dict[str, BlankTensor]
-    capabilities: dict[str, Confirmation]
+    capabilities: dict[Capability, Confirmation]
 
     @classmethod
     def parsed(cls, data: object, *, place: str) -> KitFile:
         """Return the data of a kit file; raises UserError, with the place and the key, for anything that does not fit."""
-        values = _fields(cls, data, place=place)
-        values["blank_media"] = {
-            name: BlankTensor(**_fields(BlankTensor, tensor, place=f"{place}: blank_media.{name}"))
-            for name, tensor in values["blank_media"].items()
-        }
-        values["capabilities"] = {
-            name: Confirmation(**_fields(Confirmation, finding, place=f"{place}: capabilities.{name}"))
-            for name, finding in values["capabilities"].items()
-        }
-        different = set(values["capabilities"]) ^ set(CAPABILITIES)
-        if different:
-            raise UserError(
-                f"{place}: capabilities must be exactly {', '.join(CAPABILITIES)}; see {sorted(different)[0]}"
-            )
-        if any(len(pair) != 2 for pair in values["blank_ids"]):
-            raise UserError(f"{place}: blank_ids must be pairs of an id and a number")
-        return cls(**values)
+        try:
+            kit = _parser().validate_json(json.dumps(data))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"])) or "the kit"
+            raise UserError(f"{place}: {key}: {first['msg']}; derive the kit again") from None
+        if missing := [name for name in CAPABILITIES if name not in kit.capabilities]:
+            raise UserError(f"{place}: capabilities.{missing[0]} is missing; derive the kit again")
+        return kit
 
     @property
     def data(self) -> dict[str, object]:
@@ -123,39 +121,9 @@ class KitFile:
         return {name: finding.reason for name, finding in self.capabilities.items() if not finding.confirmed}
 
 
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "str": lambda value: isinstance(value, str),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "str | None": lambda value: value is None or isinstance(value, str),
-    "bool": lambda value: isinstance(value, bool),
-    "list[str]": lambda value: _is_list(value, str),
-    "list[int]": lambda value: _is_list(value, int),
-    "list[int] | None": lambda value: value is None or _is_list(value, int),
-    "list[list[int]]": lambda value: isinstance(value, list) and all(_is_list(part, int) for part in value),
-    "dict[str, list[int]]": lambda value: isinstance(value, dict) and all(_is_list(v, int) for v in value.values()),
-    "dict[str, BlankTensor]": lambda value: isinstance(value, dict),
-    "dict[str, Confirmation]": lambda value: isinstance(value, dict),
-    "Literal['text', 'model']": lambda value: value in ("text", "model"),
-}
-
-
-def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
-
-
-def _fields(record: type, data: Any, *, place: str) -> Any:
-    """Return an object's values by the fields of a dataclass; raises UserError for other keys and types."""
-    if not isinstance(data, dict):
-        raise UserError(f"{place}: a JSON object is needed, not {type(data).__name__}")
-    known = {field.name: str(field.type).replace('"', "'") for field in fields(record)}
-    if missing := [key for key in known if key not in data]:
-        raise UserError(f"{place}: the key {missing[0]} is missing; derive the kit again")
-    for key, value in data.items():
-        if key not in known:
-            raise UserError(f"{place}: unknown key {key}; known are {', '.join(known)}")
-        if not _TYPES[known[key]](value):
-            raise UserError(f"{place}: {key} must be {known[key]}, not {json.dumps(value)[:60]}")
-    return dict(data)
+@cache
+def _parser() -> TypeAdapter[KitFile]:
+    return TypeAdapter(KitFile)
 
 
 def read_kit(file: str | Path) -> KitFile:
@@ -171,15 +139,8 @@ def write_kit(kit: KitFile, file: str | Path) -> None:
     write_json_object(Path(file), kit.data)
 
 
-def derived_of(config: Mapping[str, Any], *, path: str) -> KitFile | None:
-    """Return the derived kit for a checkpoint: a registered file's, or the one in its config; None if there is neither.
-
-    Raises UserError for a file or an entry that is no kit of this checkpoint.
-    """
-    for file in filter(None, os.environ.get(KIT_VARIABLE, "").split(os.pathsep)):
-        found = read_kit(file)
-        if found.model_type == config.get("model_type"):
-            return found
+def stored_kit(config: Mapping[str, Any], *, path: str) -> KitFile | None:
+    """Return the derived kit in a checkpoint's config; None without one. Raises UserError for one of another model."""
     if CONFIG_KEY not in config:
         return None
     place = f"{path}: {CONFIG_KEY} in config.json"

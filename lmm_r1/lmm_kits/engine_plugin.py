@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from lmm_r1 import cpu, quiet
+from lmm_r1.lmm_kits.registry import given_kits
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.utils import WeightsMapper
@@ -44,6 +45,8 @@ def register() -> None:
     cpu.prepare_engine()
     for module in AUTO_CLASS_MODULES:
         importlib.import_module(module).register_auto_classes()
+    # A user's file registers what it needs when it is imported.
+    list(given_kits())
     for architecture, place in ENGINE_CLASSES.items():
         ModelRegistry.register_model(architecture, place)
     for architecture, known in CONFIGURED_LIKE.items():

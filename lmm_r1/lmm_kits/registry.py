@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copyreg
 import functools
 import importlib
 import json
@@ -12,15 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmm_r1 import hub
 from lmm_r1.cluster.worker_processes import KIT_VARIABLE
+from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import function_file, load_user_function
 from lmm_r1.lmm_kits.kit import LmmKit
-
-if TYPE_CHECKING:
-    from lmm_r1.lmm_kits.derived import KitFile
 
 KITS: dict[str, str] = {
     "aria": "lmm_r1.lmm_kits.aria:AriaKit",
@@ -48,18 +48,23 @@ KITS: dict[str, str] = {
 # `model_type` of an original format that has no kit -> module with `convert(source, output)` to a format that has one.
 CONVERTERS: dict[str, str] = {"phi4mm": "lmm_r1.lmm_kits.phi4_multimodal.conversion"}
 
+KIT_FLAG = "--kit"
+# Between the files in KIT_VARIABLE: `FILE.py:NAME` has a colon.
+_BETWEEN = ";"
 # Plain language models share one kit. A config with one of these words in a key is not one of them,
 _MEDIA_WORDS = ("vision", "visual", "image", "img", "audio")
 # and neither is a checkpoint with one of these files.
 _MEDIA_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
-@functools.cache
 def get_kit(model_type: str) -> LmmKit:
     """Return the kit named `model_type`; raises UserError that lists the known ones."""
-    if model_type not in KITS:
-        raise UserError(f"no kit for model_type '{model_type}'; known: {', '.join(sorted(KITS))}")
-    return _made(KITS[model_type])
+    given = next((kit for kit in given_kits() if kit.model_type == model_type), None)
+    if given is None and model_type not in KITS:
+        match = nearest(model_type, known=KITS)
+        hint = f"did you mean {match}? " if match else ""
+        raise UserError(f"no kit for model_type '{model_type}'; {hint}known: {', '.join(sorted(KITS))}")
+    return given or _made(KITS[model_type])
 
 
 @functools.cache
@@ -68,24 +73,50 @@ def _made(path: str) -> LmmKit:
     return getattr(importlib.import_module(module), name)()
 
 
+def given_files() -> list[str]:
+    """Return the files of kits that were registered in this process or in one that has started it."""
+    return [file for file in os.environ.get(KIT_VARIABLE, "").split(_BETWEEN) if file]
+
+
+def given_kits() -> Iterator[LmmKit]:
+    return map(_given, given_files())
+
+
+def _given(file: str) -> LmmKit:
+    if function_file(file) is not None:
+        return _of_code(file)
+    from lmm_r1.lmm_kits.derived import derived_kit, read_kit
+
+    return derived_kit(read_kit(file), place=file)
+
+
+@functools.cache
+def _of_code(file: str) -> LmmKit:
+    kit = load_user_function(file, default="Kit", flag=KIT_FLAG)()
+    if not isinstance(kit, LmmKit):
+        raise UserError(f"{KIT_FLAG} {file}: {type(kit).__name__} is no LmmKit; subclass lmm_r1.lmm_kits.LmmKit")
+    # Another process finds the class by its file, which is no module there.
+    copyreg.pickle(type(kit), lambda kit: (_of_code, (file,)))
+    return kit
+
+
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
     """Return the kit of the checkpoint at `model_path` (a folder or a hub name); raises UserError if there is none."""
-    derived = _derived(model_path)
-    if derived is not None:
-        from lmm_r1.lmm_kits.derived import derived_kit
-
-        return derived_kit(derived, place=model_path)
-    return get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
+    kit = _given_or_stored(model_path)
+    return kit or get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
 
 
-def _derived(model_path: str) -> KitFile | None:
-    """Return the derived kit of a checkpoint whose architecture has no kit of its own."""
+def _given_or_stored(model_path: str) -> LmmKit | None:
+    """Return the kit of a registered file, or a derived one in the checkpoint's config; None for one of `KITS`."""
     config = stored_config(model_path)
-    if config.get("model_type") in KITS:
-        return None
-    from lmm_r1.lmm_kits.derived import derived_of
+    model_type = config.get("model_type")
+    given = next((kit for kit in given_kits() if kit.model_type == model_type), None)
+    if given is not None or model_type in KITS:
+        return given
+    from lmm_r1.lmm_kits.derived import derived_kit, stored_kit
 
-    return derived_of(config, path=model_path)
+    stored = stored_kit(config, path=model_path)
+    return None if stored is None else derived_kit(stored, place=model_path)
 
 
 def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
@@ -93,13 +124,12 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
 
     A multimodal architecture without a kit is refused: training it as a plain language model would drop its images.
     """
+    if (kit := _given_or_stored(model_path)) is not None:
+        return kit.model_type
     config = stored_config(model_path)
     model_type = config.get("model_type")
     if model_type in KITS:
         return model_type
-    derived = _derived(model_path)
-    if derived is not None:
-        return derived.model_type
     if model_type in CONVERTERS:
         raise UserError(
             f"{model_path}: no kit for model_type '{model_type}', an original format; convert it first: "
@@ -118,17 +148,18 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
 def register_kit(file: str | Path) -> LmmKit:
     """Let this process and those that it starts use the kit of a file for models of its `model_type`.
 
-    Raises UserError for a file that is no kit, and for one of an architecture that has a kit of its own.
-    """
-    from lmm_r1.lmm_kits.derived import derived_kit, read_kit
+    Args:
+        file: what `lmm-r1 kits --derive` has written, or `FILE.py:NAME`, a subclass of `LmmKit`; NAME is Kit by default.
 
-    found = read_kit(file)
-    if found.model_type in KITS:
-        raise UserError(f"{file}: model_type '{found.model_type}' has a kit of its own; leave the file out")
-    made = derived_kit(found, place=str(file))
-    others = [path for path in os.environ.get(KIT_VARIABLE, "").split(os.pathsep) if path]
-    own = str(Path(file).resolve())
-    os.environ[KIT_VARIABLE] = os.pathsep.join([own, *(path for path in others if path != own)])
+    Raises:
+        UserError: the file holds no kit, or a derived one of an architecture that has a kit of its own.
+    """
+    path = function_file(str(file)) or str(file)
+    own = str(Path(path).resolve()) + str(file).removeprefix(path)
+    made = _given(own)
+    if function_file(own) is None and made.model_type in KITS:
+        raise UserError(f"{file}: model_type '{made.model_type}' has a kit of its own; leave the file out")
+    os.environ[KIT_VARIABLE] = _BETWEEN.join(dict.fromkeys([own, *given_files()]))
     return made
 
 
@@ -214,23 +245,13 @@ class KitFacts:
     engine_disagreement: str | None
 
 
-def facts_of(model_path: str) -> KitFacts:
-    """Return the facts of a checkpoint's kit, without importing it; raises UserError if it has none."""
-    derived = _derived(model_path)
-    if derived is None:
-        return read_facts(kit_name_of(model_path))
-    return KitFacts(
-        model_type=derived.model_type,
-        checkpoints="",
-        takes_images=True,
-        takes_videos=False,
-        takes_4bit=False,
-        engine_refusal=derived.refusals.get("rl"),
-        engine_disagreement=None,
-    )
-
-
 _NAMES = tuple(fact.name for fact in fields(KitFacts))
+
+
+def facts_of(model_path: str) -> KitFacts:
+    """Return the facts of a checkpoint's kit, without importing one of `KITS`; raises UserError if it has none."""
+    kit = _given_or_stored(model_path)
+    return KitFacts(**{name: getattr(kit, name) for name in _NAMES}) if kit else read_facts(kit_name_of(model_path))
 
 
 def read_facts(name: str) -> KitFacts:

@@ -31,7 +31,7 @@ CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SupervisedConfig]] = {
     "train_kd": KDConfig,
 }
 NoteKind = Literal["without counterpart", "another meaning", "derived"]
-TRACKERS = ("wandb", "tensorboard", "trackio")
+TRACKERS = ("wandb", "tensorboard")
 NOT_NEEDED = "not needed here"
 KEEP_ALL = 1_000_000
 """Number of checkpoints to keep if none is deleted."""

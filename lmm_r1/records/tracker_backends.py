@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import netrc
 import os
 import secrets
 import typing
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +16,13 @@ from urllib.parse import urlsplit
 from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_function
 from lmm_r1.records.trackers import (
     EVAL_PREFIX,
+    FUNCTION,
     TRACKERS_FILE,
     TRAIN_PREFIX,
     Generation,
-    ShownImage,
     Tracker,
     TrackerRecord,
     Trackers,
@@ -63,6 +62,8 @@ class Backend:
 
 def _open_tensorboard(session: Session) -> Tracker:
     """Write event files to `--logger.tensorboard_dir`, by default in the run folder, one file per session."""
+    import numpy as np
+    from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
 
     logger = session.logger
@@ -87,8 +88,10 @@ def _open_tensorboard(session: Session) -> Tracker:
     def log_generations(step: int, samples: Sequence[Generation]) -> None:
         writer = writer_at(step)
         writer.add_text(GENERATIONS, markdown(*table(step, samples)), step)
-        for tag, image in _tagged(shown_images(samples)):
-            _add_image(writer, f"{IMAGES}/{tag}", image, step=step)
+        for name, path in shown_images(samples).items():
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
+            writer.add_image(f"{IMAGES}/{name.replace(',', '').replace(' ', '_')}", pixels, step, dataformats="HWC")
         writer.flush()
 
     def close(failed: bool) -> None:
@@ -96,33 +99,6 @@ def _open_tensorboard(session: Session) -> Tracker:
             writer.close()
 
     return Tracker(identity=str(folder), log=log, log_generations=log_generations, close=close, replaces_repeats=True)
-
-
-def _tagged(images: Sequence[ShownImage]) -> Iterator[tuple[str, ShownImage]]:
-    """Yield images with unique tags, because a tag shows one image per step; the same place has the same tag in every step."""
-    of_prompts = itertools.count()
-    of_turns: Counter[str] = Counter()
-    for image in images:
-        name = image.caption.replace(",", "").replace(" ", "_")
-        if image.turn is None:
-            yield f"{next(of_prompts)}_{name}", image
-        else:
-            of_turns[name] += 1
-            yield name if of_turns[name] == 1 else f"{name}_{of_turns[name]}", image
-
-
-def _add_image(writer: SummaryWriter, tag: str, shown: ShownImage, *, step: int) -> None:
-    import numpy as np
-    from PIL import Image
-
-    with Image.open(shown.path) as image:
-        pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
-    if shown.cuts:
-        height, width, _ = pixels.shape
-        boxes = np.asarray(shown.boxes) * (width, height, width, height)  # (N, 4)
-        writer.add_image_with_boxes(tag, pixels, boxes, step, dataformats="HWC")
-    else:
-        writer.add_image(tag, pixels, step, dataformats="HWC")
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -171,9 +147,7 @@ def _open_wandb(session: Session) -> Tracker:
     def log_generations(step: int, samples: Sequence[Generation]) -> None:
         columns, rows = table(step, samples)
         # Next to the table, and not in it: wandb keeps a table's images outside the run's folder.
-        images = [
-            wandb.Image(str(image.path), caption=image.caption, boxes=_boxes(image)) for image in shown_images(samples)
-        ]
+        images = [wandb.Image(str(path), caption=name) for name, path in shown_images(samples).items()]
         log(step, {GENERATIONS: wandb.Table(columns=[*columns], data=rows)} | ({IMAGES: images} if images else {}))
 
     return Tracker(
@@ -182,20 +156,6 @@ def _open_wandb(session: Session) -> Tracker:
         log_generations=log_generations,
         close=lambda failed: run.finish(exit_code=1 if failed else 0),
     )
-
-
-def _boxes(image: ShownImage) -> dict[str, Any] | None:
-    if not image.cuts:
-        return None
-    data = [
-        {
-            "position": {"minX": left, "minY": upper, "maxX": right, "maxY": lower},
-            "class_id": 0,
-            "box_caption": f"cut {number}",
-        }
-        for number, (left, upper, right, lower) in enumerate(image.boxes, start=1)
-    ]
-    return {"cuts": {"box_data": data, "class_labels": {0: "cut"}}}
 
 
 def _check_wandb(logger: LoggerConfig) -> None:
@@ -214,66 +174,26 @@ def _check_wandb(logger: LoggerConfig) -> None:
     )
 
 
-def _open_trackio(session: Session) -> Tracker:
-    """Start a run in Trackio's store on this machine, or in a Hugging Face Space.
-
-    Trackio finds a run only by its name, so a few random digits at its end make it unique. It knows no failed runs.
-    """
-    import trackio
-
-    settings, shared = session.logger.trackio, session.logger.wandb
-    run = trackio.init(
-        project=settings.project or shared.project,
-        name=session.earlier or f"{shared.run_name}-{secrets.token_hex(2)}",
-        group=shared.group,
-        space_id=settings.space_id,
-        config=dict(session.settings),
-        resume="never" if session.earlier is None else "must",
-        # In a notebook it would start a server and show it.
-        embed=False,
-    )
-
-    def log_generations(step: int, samples: Sequence[Generation]) -> None:
-        columns, rows = table(step, samples)
-        shown: dict[str, object] = {GENERATIONS: trackio.Table(columns=columns, data=rows)}
-        # A name holds one image.
-        for number, image in enumerate(shown_images(samples)):
-            shown[f"{IMAGES}/{number}"] = trackio.Image(image.path, caption=image.caption)
-        run.log(shown, step=step)
-
-    return Tracker(
-        identity=run.name,
-        log=lambda step, values: run.log(dict(values), step=step),
-        log_generations=log_generations,
-        close=lambda failed: trackio.finish(),
-    )
-
-
-def _check_trackio(logger: LoggerConfig) -> None:
-    space = logger.trackio.space_id
-    if space is None:
-        return
-    import huggingface_hub
-
-    if huggingface_hub.get_token() is None:
-        raise UserError(
-            f"--logger.trackio.space_id {space}: nobody is logged in to the Hugging Face hub; run `hf auth login`, set "
-            "HF_TOKEN, or leave it out to keep the run on this machine"
-        )
-
-
-BACKENDS: dict[TrackerName, Backend] = {
+BACKENDS: dict[str, Backend] = {
     "tensorboard": Backend(library="tensorboard", pip="pip install tensorboard", open=_open_tensorboard),
     "wandb": Backend(library="wandb", pip="pip install 'wandb>=0.20'", open=_open_wandb, check=_check_wandb),
-    "trackio": Backend(library="trackio", pip="pip install 'trackio>=0.40'", open=_open_trackio, check=_check_trackio),
 }
 assert tuple(BACKENDS) == typing.get_args(TrackerName)
+
+
+def _opener(name: str) -> Callable[[Session], Tracker]:
+    """Return what opens a tracker, by its name or in a user's file; raises UserError for one that cannot be used."""
+    if name in BACKENDS:
+        return BACKENDS[name].open
+    return load_user_function(name, default=FUNCTION, flag="--logger.trackers")
 
 
 def check_trackers(logger: LoggerConfig) -> None:
     """Raise UserError for a tracker that is not installed or lacks its key; loads no library, and asks no server."""
     for name in logger.trackers:
-        backend = BACKENDS[name]
+        if (backend := BACKENDS.get(name)) is None:
+            _opener(name)
+            continue
         if importlib.util.find_spec(backend.library) is None:
             raise UserError(
                 f"--logger.trackers {name}: {backend.library} is not installed; {backend.pip}, or leave it out"
@@ -291,7 +211,9 @@ def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed
     for name in logger.trackers:
         session = Session(logger=logger, folder=folder, settings=settings, earlier=record.identity(name))
         try:
-            opened[name] = BACKENDS[name].open(session)
+            opened[name] = _opener(name)(session)
+            if not isinstance(opened[name], Tracker):
+                raise TypeError(f"return a Tracker, not {type(opened.pop(name)).__name__}")
             record.identify(name, opened[name].identity)
         # Each library has errors of its own, and those of the network below it.
         except Exception as error:

@@ -11,48 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import write_json_object
+from lmm_r1.files.user_code import failure, module_of
 from lmm_r1.records.rollouts import END_WORDS, RecordedPart, SampledResponse
 
 logger = logging.getLogger(__name__)
 
 TRACKERS_FILE = "trackers.json"
+FUNCTION = "tracker"
+"""The function of a user's file that opens a tracker, if the flag names only the file."""
 TRAIN_PREFIX = "train/"
 EVAL_PREFIX = "eval/"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnImage:
-    """An image that an episode was shown after its prompt."""
-
-    path: Path
-    turn: int
-    """From 1, the policy's and the environment's counted together."""
-    cut: Cut | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownImage:
-    path: Path
-    sample: int
-    turn: int | None = None
-    """As that of a `TurnImage`; None for an image of the prompt."""
-    cuts: tuple[Cut, ...] = ()
-
-    @property
-    def caption(self) -> str:
-        """`sample 0`, or `sample 0, turn 2`."""
-        return f"sample {self.sample}" + ("" if self.turn is None else f", turn {self.turn}")
-
-    @property
-    def boxes(self) -> list[tuple[float, float, float, float]]:
-        """Left, upper, right and lower edge of what was cut out, as shares of the image's width and height."""
-        return [
-            (left / width, upper / height, right / width, lower / height)
-            for (left, upper, right, lower), (width, height) in ((cut.box, cut.size) for cut in self.cuts)
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +36,7 @@ class Generation:
     scores: Mapping[str, float | None]
     truncated: bool
     images: tuple[Path, ...] = ()
-    turn_images: tuple[TurnImage, ...] = ()
-    """Images of an episode's turns, in their order."""
+    """Those of the prompt, then those of an episode's turns."""
     ended: str | None = None
 
 
@@ -75,13 +44,13 @@ class Generation:
 class Tracker:
     """An opened tracking service; every call may raise whatever its library raises."""
 
-    identity: str
+    identity: str = ""
     """What a resumed run needs to find its records again: a run's id, or a folder."""
     log: Callable[[int, Mapping[str, float]], None]
     """Takes a step and its numbers, whose names begin with `train/` or `eval/`."""
-    log_generations: Callable[[int, Sequence[Generation]], None]
+    log_generations: Callable[[int, Sequence[Generation]], None] = lambda step, samples: None
     """Takes a step and its samples, shown as a table with their images."""
-    close: Callable[[bool], None]
+    close: Callable[[bool], None] = lambda failed: None
     """Sends what is left, and marks the run as ended or, if its argument is true, as failed."""
     replaces_repeats: bool = False
     """Whether a step that is logged again after a resume replaces the first; otherwise it must not be sent again."""
@@ -92,7 +61,7 @@ def table(step: int, samples: Sequence[Generation]) -> tuple[list[str], list[lis
 
     For episodes, `response` holds all turns, and `ended` says how they have ended.
 
-    The column `sample` counts from 0, and the captions of images name it.
+    The column `sample` counts from 0, and the names of images begin with it.
     """
     parts = list(dict.fromkeys(name for sample in samples for name in sample.scores))
     ends = ["ended"] if any(sample.ended is not None for sample in samples) else []
@@ -106,19 +75,13 @@ def table(step: int, samples: Sequence[Generation]) -> tuple[list[str], list[lis
     return columns, rows
 
 
-def shown_images(samples: Sequence[Generation]) -> list[ShownImage]:
-    """Return every image of every sample, those of its prompt first, with what was cut out of it."""
-    return [image for index, sample in enumerate(samples) for image in _images_of(sample, index=index)]
-
-
-def _images_of(sample: Generation, *, index: int) -> list[ShownImage]:
-    placed: list[tuple[Path, int | None]] = [(path, None) for path in sample.images]
-    placed += [(image.path, image.turn) for image in sample.turn_images]
-    cuts = [image.cut for image in sample.turn_images if image.cut is not None]
-    return [
-        ShownImage(path=path, sample=index, turn=turn, cuts=tuple(cut for cut in cuts if cut.picture == number))
-        for number, (path, turn) in enumerate(placed)
-    ]
+def shown_images(samples: Sequence[Generation]) -> dict[str, Path]:
+    """Return every image by its name, such as `sample 0, image 1`."""
+    return {
+        f"sample {index}, image {number}": path
+        for index, sample in enumerate(samples)
+        for number, path in enumerate(sample.images, start=1)
+    }
 
 
 def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str, Any]], folder: Path) -> Generation:
@@ -132,12 +95,9 @@ def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str
         reward=float(response.reward),
         scores=response.scores,
         truncated=bool(response.truncated),
-        images=tuple(folder / part["image"] for part in parts if part["type"] == "image"),
-        turn_images=tuple(
-            TurnImage(path=folder / part.value, turn=number, cut=part.cut)
-            for number, turn in enumerate(response.said, start=1)
-            for part in turn.parts
-            if part.kind == "image"
+        images=(
+            *(folder / part["image"] for part in parts if part["type"] == "image"),
+            *(folder / part.value for turn in response.said for part in turn.parts if part.kind == "image"),
         ),
         ended=None if response.end is None else END_WORDS.get(response.end, response.end),
     )
@@ -283,11 +243,13 @@ class Trackers:
         self._failures_in_a_row[name] += 1
         self._resting_until[name] = step + 2 ** self._failures_in_a_row[name]
         if not self._left_out[name]:
+            place, said = failure(error, modules=(module_of(FUNCTION),))
             logger.warning(
-                "--logger.trackers %s: step %d could not be logged (%r); training goes on, metrics.jsonl has every step",
+                "--logger.trackers %s: step %d could not be logged (%s%s); training goes on, metrics.jsonl has every step",
                 name,
                 step,
-                error,
+                said,
+                place and f", at{place}",
             )
         self._left_out[name] += 1
 

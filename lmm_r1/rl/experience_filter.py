@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lmm_r1.config.ppo import FILTER_NAME
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import advice, failure, load_user_file
+from lmm_r1.files.user_code import advice, failure, find_user_function, module_of
 from lmm_r1.files.user_process import FunctionFailed, Served, Steps, UserProcess, called
 
 if TYPE_CHECKING:
     from lmm_r1.data.sample import Sample
 
 FLAG = "--algo.experience_filter"
-MODULE_NAME = "experience_filter"
-"""The module name of the user's file."""
-_SPEC = re.compile(r"(?P<path>.+\.py)(:(?P<name>[A-Za-z_]\w*))?")
 
 
 class ExperienceFilter:
-    """The user's function `FILE.py:NAME`, called with the samples of one group at a time.
+    """The user's function `FILE.py:NAME?option=value`, called with the samples of one group at a time.
 
     Each sample is a dict of plain values: prompt (messages as JSON), response, label, datasource, location, reward,
     score, parts, response_length, truncated, masked, step.
@@ -30,12 +26,8 @@ class ExperienceFilter:
 
     def __init__(self, spec: str) -> None:
         """Import the file; raises UserError if it has no such function."""
-        match = _SPEC.fullmatch(spec)
-        if match is None:
-            raise UserError(f"{FLAG} {spec} names no file; give it as FILE.py or FILE.py:FUNCTION")
         self.spec = spec
-        load = partial(_served, spec, match["path"], match["name"] or FILTER_NAME)
-        self._process = UserProcess(load, what=f"{FLAG} {spec}")
+        self._process = UserProcess(partial(_served, spec), what=f"{FLAG} {spec}")
 
     def __call__(self, group: Sequence[Sample], *, step: int | None) -> list[bool]:
         """Return for each sample whether it is kept; raises UserError, with the file's line, if the function fails.
@@ -46,14 +38,9 @@ class ExperienceFilter:
         return self._process.ask([_shown(sample, step=step) for sample in group]).answer.result()
 
 
-def _served(spec: str, path: str, name: str) -> Served:
+def _served(spec: str) -> Served:
     """Return a filter as its process serves it; raises UserError if the file has no such function."""
-    function = getattr(load_user_file(path, name=MODULE_NAME, what=FLAG), name, None)
-    if not callable(function):
-        raise UserError(
-            f"{FLAG} {spec}: the file defines no {name}(samples); add one, or name another function after a "
-            f"colon, as in {path}:NAME"
-        )
+    function = find_user_function(spec, default=FILTER_NAME, flag=FLAG)
 
     def answer(samples: Sequence[Mapping[str, object]]) -> Steps:
         group = f"for the group of {samples[0]['location']}"
@@ -61,16 +48,14 @@ def _served(spec: str, path: str, name: str) -> Served:
         try:
             reply = yield from called(function, samples)
         except BaseException as error:  # the user's own code, which may raise anything
-            place, said = failure(error, modules=(MODULE_NAME,))
-            raise FunctionFailed(
-                f"{FLAG}{place or f' {spec}'}: {name} raised {said}, {group}{advice(error)}"
-            ) from error
+            place, said = failure(error, modules=(module_of(FILTER_NAME),))
+            raise FunctionFailed(f"{FLAG}{place or f' {spec}'}: it raised {said}, {group}{advice(error)}") from error
         if isinstance(reply, bool):
             return [reply] * count
         kept = reply.tolist() if hasattr(reply, "tolist") else reply
         if not isinstance(kept, list | tuple) or len(kept) != count or any(type(its) is not bool for its in kept):
             raise UserError(
-                f"{FLAG} {path}: {name} returned {str(reply)[:200]} {group}; return True or False for the whole group, "
+                f"{FLAG} {spec}: it returned {str(reply)[:200]} {group}; return True or False for the whole group, "
                 f"or a list of {count} of them, one for each sample"
             )
         return list(kept)

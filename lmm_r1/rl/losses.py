@@ -11,9 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import KLConfig, LossAggregation, PolicyLossName
-from lmm_r1.config.shared import UserFunction
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import load_user_function
+from lmm_r1.files.user_code import UserFunction, load_user_function
 from lmm_r1.train.update import Terms
 
 if TYPE_CHECKING:

@@ -66,6 +66,7 @@ from lmm_r1.lmm_kits.checkpoint import (
     check_weights,
     outlined_row,
 )
+from lmm_r1.lmm_kits.registry import KIT_FLAG, given_files
 from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.records.run_folder import STAGE_TITLES
@@ -99,6 +100,7 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
         *(("eval.dataset", path) for path in _one_per_folder(eval_rows)),
     ]
     paths = [SharedPath(flag=f"--{flag}", path=path) for flag, path in dict.fromkeys(files) if path is not None]
+    paths += [SharedPath(flag=KIT_FLAG, path=function_file(file) or file) for file in given_files()]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
     # The weights of a moving reference are stored there as well.
     if not config.ckpt.disable_ds or config.ref.refresh_steps:

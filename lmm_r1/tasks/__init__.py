@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
+from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import function_file, load_user_function
 
 Split = Literal["train", "test"]
 Modality = Literal["text", "image", "mixed"]
@@ -84,10 +86,33 @@ class Task(Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class UserTask:
+    """A task of a user's file: a function that yields the rows, called as `rows_of(split, modality, rows, seed)`."""
+
+    source: str
+    rows_of: Callable[[Split, Modality, int, int], Iterable[TaskRow]]
+
+    def at_difficulty(self, level: int) -> Task:
+        raise UserError(f"{self.source} has options instead of a difficulty: {self.source}?option={level}")
+
+    def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
+        for row in self.rows_of(split, modality, rows, seed):
+            if not isinstance(row, TaskRow):
+                raise UserError(f"{self.source}: yield a lmm_r1.tasks.TaskRow per row, not {type(row).__name__}")
+            yield row
+
+
 def get_task(name: str) -> Task:
-    """The task called `name`; raises UserError listing the known ones."""
+    """The task called `name`, or of `FILE.py:NAME`; raises UserError listing the known ones."""
+    if function_file(name):
+        return UserTask(source=name, rows_of=load_user_function(name, default="rows_of", flag="task"))
     if name not in TASKS:
-        raise UserError(f"unknown task {name!r}; known tasks are {', '.join(TASKS)}")
+        match = nearest(name, known=TASKS)
+        hint = f"did you mean {match}? Known" if match else "known"
+        raise UserError(
+            f"unknown task {name!r}; {hint} tasks are {', '.join(TASKS)}, and FILE.py:NAME is one of your own"
+        )
     module, _, task = TASKS[name].partition(":")
     return getattr(importlib.import_module(f"lmm_r1.tasks.{module}"), task)
 

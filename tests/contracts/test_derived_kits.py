@@ -14,7 +14,7 @@ from helpers.tables import table
 from transformers import masking_utils
 
 from lmm_r1.cli import derive, kits
-from lmm_r1.cli.derive import Checks, Derivation, Unconfirmed
+from lmm_r1.cli.derive import Checks, Unconfirmed
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import kit_of
@@ -51,9 +51,9 @@ def without_rl(verdicts: dict[str, str]) -> dict[str, str]:
     return {name: re.sub(r" \(by .*\)", "", verdict) for name, verdict in verdicts.items() if name != "rl"}
 
 
-def verdicts_of(derived: Derivation) -> dict[str, str]:
+def verdicts_of(derived: dict[str, Confirmation]) -> dict[str, str]:
     """Return yes, or the reason why not."""
-    return {name: "yes" if found.confirmed else found.reason for name, found in derived.findings.items()}
+    return {name: "yes" if found.confirmed else found.reason for name, found in derived.items()}
 
 
 def derive_into(folder: Path, model: Path) -> dict[str, str]:
@@ -199,10 +199,10 @@ def test_a_critic_that_is_not_confirmed_is_refused(saved):
         KitValueModel(saved("critic"), "critic", settings(), value_head_prefix="score")
 
 
-@pytest.mark.parametrize(("off", "packs"), [("packed", False), ("shared_prefix", False)])
-def test_prompts_are_not_shared_if_that_is_not_confirmed(off, packs, saved, caplog):
+@pytest.mark.parametrize("off", ["packed", "shared_prefix"])
+def test_prompts_are_not_shared_if_that_is_not_confirmed(off, saved, caplog):
     actor = KitActor(saved(off), settings(share_prefix=True))
-    assert (actor.packing_samples, "not confirmed" in caplog.text) == (packs, True)
+    assert (actor.packing_samples, "not confirmed" in caplog.text) == (False, True)
 
 
 def test_models_saved_in_any_way_keep_their_kit(saved, tmp_path):

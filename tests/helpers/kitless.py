@@ -304,14 +304,11 @@ def main() -> None:
     cpu.prepare_process()
     from lmm_r1.cli.derive import derive
 
-    for name in sys.argv[1:] or KITLESS:
+    for model in sys.argv[1:] or KITLESS:
         with tempfile.TemporaryDirectory() as folder:
-            derived = derive(str(build_kitless(name, Path(folder) / "model")), Path(folder) / "kit.json")
-            verdicts = {
-                capability: "yes" if found.confirmed else found.reason
-                for capability, found in derived.findings.items()
-            }
-        yaml.safe_dump({name: verdicts}, sys.stdout, sort_keys=False, width=1000)
+            derived = derive(str(build_kitless(model, Path(folder) / "model")), Path(folder) / "kit.json")
+            verdicts = {name: "yes" if found.confirmed else found.reason for name, found in derived.items()}
+        yaml.safe_dump({model: verdicts}, sys.stdout, sort_keys=False, width=1000)
 
 
 if __name__ == "__main__":

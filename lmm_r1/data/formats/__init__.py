@@ -6,14 +6,15 @@ A new format is a `RowFormat` in the registry, its name in `config.shared.Format
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from lmm_r1.data.formats.chats import CHATS
 from lmm_r1.data.formats.judged import PREFERENCES, RESPONSES
 from lmm_r1.data.formats.problems import PROBLEMS
-from lmm_r1.data.formats.row_format import ColumnNames, Fields, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import ColumnNames, Fields, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import function_file, load_user_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +65,29 @@ class FormatSet(Generic[Fields]):
         return [row_format for row_format in fitting if not row_format.general] or fitting
 
     def named(self, name: str, *, file: str, names: ColumnNames | None = None) -> RowFormat[Fields]:
-        """Return the format of this name; raises UserError if this kind of rows does not come in it."""
+        """Return the format of this name, or of `FILE.py:NAME`; raises UserError if this kind of rows does not come in it."""
+        flag = (names or ColumnNames()).flag("format")
+        if function_file(name):
+            function = load_user_function(name, default="read_row", flag=flag)
+
+            def each(record: Record) -> Record:
+                columns, location, folder = record
+                if isinstance(columns, Unreadable):
+                    return record
+                try:
+                    made = function(columns)
+                    if not isinstance(made, dict):
+                        raise UserError(f"{flag} {name}: return a dict of columns, not {type(made).__name__}")
+                except UserError as error:
+                    made = Unreadable(UserError(f"{location}: {error}"))
+                return made, location, folder
+
+            return replace(self.own, name=name, each=each)
         for row_format in self.formats:
             if row_format.name == name:
                 return row_format
         known = ", ".join(row_format.name for row_format in self.formats)
-        raise UserError(
-            f"{file}: {(names or ColumnNames()).flag('format')} {name} is for another kind of rows; the formats for this one are {known}"
-        )
+        raise UserError(f"{file}: {flag} {name} is for another kind of rows; the formats for this one are {known}")
 
 
 FORMATS: dict[str, RowFormat[RowFields]] = {

@@ -17,6 +17,14 @@ Record: TypeAlias = tuple[RawRow, str, Path]
 """A row file's record, its location such as `rows.jsonl line 7`, and the folder that relative paths start from."""
 
 
+class Unreadable(RawRow):
+    """Takes the place of a record that its file does not hold in a readable form."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__()
+        self.error = error
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
     """Columns that the user named instead of a format's own; None leaves them to the format."""
@@ -254,6 +262,8 @@ class RowFormat(Generic[Fields]):
     adapt: Callable[[Columns], Fields]
     link: Callable[[list[Record]], list[Record]] | None = field(default=None)
     """For records that refer to others of their file: replaces references by what they refer to."""
+    each: Callable[[Record], Record] | None = None
+    """Makes a record one of this format."""
 
     def fits(self, columns: set[str]) -> bool:
         return all(not columns.isdisjoint(names) for names in self.needs) and columns.isdisjoint(self.without)

@@ -148,11 +148,11 @@ def check_packing(
     for mode in ("evaluation", "training"):
         with _fixed(model.model, train=mode == "training"), model.computing_images(), torch.no_grad():
             if first is None:
-                first = _results(model, run, samples, group=group)
-            together = _results(model, run, samples, group=group)
+                first = results(model, samples, run=run, group=group)
+            together = results(model, samples, run=run, group=group)
             model.packing_samples = False
             try:
-                alone = [result for sample in samples for result in _results(model, run, [sample], group=None)]
+                alone = [result for sample in samples for result in results(model, [sample], run=run)]
             finally:
                 model.packing_samples = True
         if mode == "evaluation":
@@ -160,21 +160,32 @@ def check_packing(
         _compare(model, together, alone, mode=mode)
 
 
-def _results(
-    model: KitModule, run: DeepSpeedEngine | None, samples: Sequence[CheckSample], *, group: dist.ProcessGroup | None
+def results(
+    model: KitModule,
+    samples: Sequence[CheckSample],
+    *,
+    run: DeepSpeedEngine | None = None,
+    group: dist.ProcessGroup | None = None,
+    left: bool = False,
 ) -> list[torch.Tensor]:
-    """Return what the model gives for the tokens of each sample's response, (L,) each."""
+    """Return what the model gives for the tokens of each sample's response, (L,) each, in one batch.
+
+    Args:
+        run, group: those of `check_packing`.
+        left: padding is on the left instead of the right.
+    """
     width = max(len(sample.prompt) + len(sample.response) for sample in samples)
     sequences, mask, wanted = torch.zeros(3, len(samples), width, dtype=torch.long)
     for row, sample in enumerate(samples):
-        start, end = len(sample.prompt), len(sample.prompt) + len(sample.response)
-        sequences[row, :end] = torch.tensor([*sample.prompt, *sample.response])
-        mask[row, :end] = 1
-        wanted[row, start:end] = 1
+        ids = torch.tensor([*sample.prompt, *sample.response])
+        start = width - len(ids) if left else 0
+        sequences[row, start : start + len(ids)] = ids
+        mask[row, start : start + len(ids)] = 1
+        wanted[row, start + len(sample.prompt) : start + len(ids)] = 1
     wanted = wanted[:, 1:]
     # Weights may be elsewhere: an engine knows where it computes.
     device = (model.model if run is None else run).device
-    results = (model if run is None else run)(
+    found = (model if run is None else run)(
         sequences.to(device),
         wanted.to(device),
         attention_mask=mask.to(device),
@@ -182,7 +193,7 @@ def _results(
         prompts=prompts_of(samples),
         ring_attn_group=group,
     )
-    return [row[mask.bool()].float() for row, mask in zip(results, wanted, strict=True)]
+    return [row[mask.bool()].float() for row, mask in zip(found, wanted, strict=True)]
 
 
 def prompts_of(samples: Sequence[CheckSample]) -> Prompts:

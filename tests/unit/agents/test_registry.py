@@ -4,7 +4,7 @@ import pytest
 from helpers.episodes import image_row, play, text_of
 
 from lmm_r1.agents import registry
-from lmm_r1.agents.registry import environment_names, load_environment, register
+from lmm_r1.agents.registry import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
 from lmm_r1.errors import UserError
 
@@ -43,15 +43,9 @@ def file(tmp_path):
     return write
 
 
-@pytest.fixture
-def nothing_registered(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
-
-
 def test_environments_are_found_by_their_names():
     assert isinstance(load_environment("crop"), CropEnvironment)
     assert type(load_environment("tool")) is ToolEnvironment
-    assert {"crop", "tool"} <= set(environment_names())
 
 
 def test_every_name_is_that_of_its_class():
@@ -62,21 +56,6 @@ def test_every_name_is_that_of_its_class():
 
 def test_options_go_to_the_class():
     assert load_environment("crop", options={"max_pixels": 50_000}).bounds.max_pixels == 50_000
-
-
-def test_a_class_can_be_registered_once(nothing_registered):
-    @register
-    class Mine(CropEnvironment):
-        name = "mine"
-
-    class Other(CropEnvironment):
-        name = "mine"
-
-    register(Mine)
-    assert type(load_environment("mine")) is Mine
-    for taken in (Other, CropEnvironment):
-        with pytest.raises(UserError, match=f"an environment '{taken.name}' is there already; give {taken.__name__}"):
-            register(taken)
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,14 @@ def test_rows_in_a_format_that_is_named_bring_their_responses(tmp_path):
     assert skipped == []
     assert ([part.role for part in outcome.row.messages], outcome.row.answer) == (["user"], "2")
     assert [item.text for item in outcome.completions] == ["it is 2"]
+
+
+def test_rows_in_a_format_of_a_file_bring_their_responses(tmp_path):
+    code = "def read_row(record):\n    asked = {'role': 'user', 'content': record['q']}\n"
+    code += "    said = {'role': 'assistant', 'content': record['a']}\n"
+    code += "    return {'messages': [asked, said], 'answer': record['a'][-1]}\n"
+    (tmp_path / "own.py").write_text(code)
+    path = write(tmp_path / "rows.jsonl", {"q": "1+1?", "a": "it is 2"}, {"q": "1+1?"})
+    (outcome,), (skipped,) = load(path, reading=RowReading(format=f"{tmp_path}/own.py"))
+    assert (outcome.row.answer, outcome.completions[0].text) == ("2", "it is 2")
+    assert skipped.reason.endswith(f"it raised KeyError: 'a', at {tmp_path}/own.py, line 3")

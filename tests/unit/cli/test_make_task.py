@@ -188,3 +188,31 @@ def test_a_mistake_ends_with_a_sentence_and_leaves_no_files(flags, code, sentenc
     assert exit_code.value.code == code
     assert sentence in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+OWN = """
+def rows_of(split, modality, rows, seed, *, word="say"):
+    yield seed / 0
+
+def wrong(split, modality, rows, seed):
+    return ["a row"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("", [], "task own.py: it raised ZeroDivisionError: division by zero, at own.py, line 3"),
+        (":wrong", [], "own.py:wrong: yield a lmm_r1.tasks.TaskRow per row, not str"),
+        ("?worb=a", [], "task own.py?worb=a: rows_of has no keyword-only parameter worb; known are word"),
+        ("", ["--difficulty", "2"], "own.py has options instead of a difficulty"),
+        ("", ["--scale", "2"], "--scale 2: no setting of own.py"),
+    ],
+)
+def test_a_file_without_a_task_is_refused_with_its_line(text, flags, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    with pytest.raises(SystemExit):
+        main([f"own.py{text}", *flags, "--output", "none"])
+    assert said in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+    assert not Path("none").exists()

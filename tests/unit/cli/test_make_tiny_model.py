@@ -54,7 +54,7 @@ def test_an_empty_folder_may_be_given(tmp_path):
             "--tasks sokoban with --rows r.jsonl: leave one out",
         ),
         (["--arch", "llm", "--rows", "none.jsonl"], "no row file none.jsonl; check the path"),
-        (["--arch", "llm", "--tasks", "digit"], "unknown task 'digit'; known tasks are digits"),
+        (["--arch", "llm", "--tasks", "digit"], "unknown task 'digit'; did you mean digits?"),
     ],
 )
 def test_a_mistake_ends_with_a_sentence_and_leaves_nothing(flags, sentence, tmp_path, capsys):

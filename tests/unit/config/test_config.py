@@ -257,7 +257,7 @@ def test_the_yaml_holds_no_key_of_another_service():
 @pytest.mark.parametrize("config", [ppo(), sft()], ids=["train_ppo_ray", "train_sft"])
 @pytest.mark.parametrize(
     ("flag", "tracker"),
-    [("logger.wandb.key", "wandb"), ("logger.tensorboard_dir", "tensorboard"), ("logger.trackio.space_id", "trackio")],
+    [("logger.wandb.key", "wandb"), ("logger.tensorboard_dir", "tensorboard")],
 )
 def test_a_setting_without_which_a_tracker_is_off_turns_it_on(config, flag, tracker):
     assert resolve(config).logger.trackers == ()
@@ -267,8 +267,8 @@ def test_a_setting_without_which_a_tracker_is_off_turns_it_on(config, flag, trac
 def test_a_tracker_that_is_asked_for_twice_is_on_once():
     asked = sft(logger__trackers=("wandb", "tensorboard", "wandb"), logger__wandb__key="k")
     assert resolve(asked).logger.trackers == ("tensorboard", "wandb")
-    given = ["--logger.trackers", "wandb", "trackio"]
-    assert parse(SFTConfig, given, prog="p", description="d").logger.trackers == ("wandb", "trackio")
+    given = ["--logger.trackers", "wandb", "tensorboard"]
+    assert parse(SFTConfig, given, prog="p", description="d").logger.trackers == ("wandb", "tensorboard")
 
 
 def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():

@@ -3,12 +3,17 @@
 import base64
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.tables import table
 from PIL import Image
 
+from lmm_r1.cli import arguments
+from lmm_r1.config import SFTConfig
+from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.formats import FORMATS, OWN, PROMPT_ROWS
 from lmm_r1.data.formats.row_format import ColumnNames
@@ -351,3 +356,28 @@ def test_a_template_stands_around_a_plain_prompt_alone():
 def test_what_does_not_fit_is_refused_with_its_line(record, settings, said):
     with pytest.raises(UserError, match=f"^rows.jsonl line 3: .*{said}"):
         parse(record, message_key="q", **settings)
+
+
+OWN_FORMAT = """
+def read_row(record, *, start=""):
+    return {"messages": start + record["q"], "answer": record["a"], "source_id": record["id"]}
+
+def nothing(record):
+    return None
+"""
+
+
+def test_a_format_of_a_file_makes_columns_of_each_record(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_FORMAT)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"q": "1+1?", "a": "2", "id": 7}\n{]\n{"q": "2+2?", "id": 8}\n')
+    config = arguments.parse(SFTConfig, ["--data.format", f"{tmp_path}/own.py?start=Now "], prog="p", description="d")
+    reading = row_reading(config.data, prefix="--data.")
+    found = read_row_file(str(rows), reading=reading, bad_rows="skip")
+    (row,) = found.rows.values()
+    assert (row.messages[0].parts, row.columns) == ((TextPart("Now 1+1?"),), {"answer": "2", "source_id": 7})
+    unreadable, raised = (skipped.reason for skipped in found.skipped)
+    assert "line 2: not valid JSON" in unreadable
+    assert re.search("line 3: --data.format .*: it raised KeyError: 'a', at .*own.py, line 3$", raised)
+    with pytest.raises(UserError, match=r"line 1 .*own.py:nothing: return a dict of columns, not NoneType"):
+        read_row_file(str(rows), reading=replace(reading, format=f"{tmp_path}/own.py:nothing"))

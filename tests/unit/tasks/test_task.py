@@ -13,3 +13,5 @@ def test_every_registered_task_makes_rows(name):
 def test_an_unknown_task_is_an_error_that_lists_the_known_ones():
     with pytest.raises(UserError, match="unknown task 'chess'; known tasks are digits"):
         get_task("chess")
+    with pytest.raises(UserError, match="unknown task 'digts'; did you mean digits"):
+        get_task("digts")

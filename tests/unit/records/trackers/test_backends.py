@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import picture
@@ -12,9 +13,8 @@ from helpers.tracked_runs import of_tensorboard, of_wandb, texts_of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
-from lmm_r1.data.sample import Cut
 from lmm_r1.records.tracker_backends import open_trackers
-from lmm_r1.records.trackers import Generation, Trackers, TurnImage
+from lmm_r1.records.trackers import Generation, Trackers
 
 
 def installed(library: str) -> pytest.MarkDecorator:
@@ -84,7 +84,7 @@ def test_tensorboard_shows_every_step_once_with_what_was_logged_last(tmp_path):
         "eval/eval_math_pass1": [(1, 0.1), (2, 2.0), (3, 3.0)],
         "train/generated_samples/text_summary": [(1, 1), (2, 1), (3, 1)],
         # Width, height and the encoded image.
-        "train/generated_samples_images/0_sample_1": [(1, 3), (2, 3), (3, 3)],
+        "train/generated_samples_images/sample_1_image_1": [(1, 3), (2, 3), (3, 3)],
     }
     assert texts_of_tensorboard(folder, "train/generated_samples/text_summary")[2].splitlines() == [
         "| " + " | ".join(COLUMNS) + " |",
@@ -118,9 +118,24 @@ def test_wandb_has_every_step_once_in_one_run(tmp_path):
     for folder, row in zip((first, first, second), found, strict=True):
         shown = json.loads((folder / "files" / row["train/generated_samples/path"]).read_text())
         assert shown == {"columns": COLUMNS, "data": rows(row["_step"])}
-        assert row["train/generated_samples_images/captions"] == ["sample 1"]
+        assert row["train/generated_samples_images/captions"] == ["sample 1, image 1"]
         (image,) = row["train/generated_samples_images/filenames"]
         assert (folder / "files" / image).read_bytes() == (tmp_path / "image.png").read_bytes()
+
+
+@installed("wandb")
+def test_wandb_is_told_team_project_group_name_and_mode(tmp_path, monkeypatch):
+    told: dict[str, object] = {}
+    run = SimpleNamespace(id="1", define_metric=lambda *names, **given: None, finish=lambda **given: None)
+    monkeypatch.setattr("wandb.init", lambda **given: told.update(given) or run)
+    shared = {"logger.trackers": ("wandb",), "logger.wandb.project": "ours", "logger.wandb.group": "both"}
+    for flags in ({"org": "us", "mode": "offline", "run_name": "first"}, {"key": "hush"}):
+        given = shared | {f"logger.wandb.{name}": value for name, value in flags.items()}
+        open_trackers(dotted.replace(SFTConfig(), given), folder=tmp_path, resumed=False).close(failed=False)
+        if "org" in flags:
+            wanted = {"entity": "us", "group": "both", "name": "first", "mode": "offline", "settings": None}
+            assert wanted.items() <= told.items()
+    assert (told["project"], told["settings"].api_key) == ("ours", "hush")
 
 
 @installed("wandb")
@@ -130,68 +145,9 @@ def test_wandb_is_given_no_key_to_keep(tmp_path, offline):
     assert [path for path in kept if b"0" * 40 in path.read_bytes()] == []
 
 
-@installed("trackio")
-def test_trackio_has_every_step_once_in_one_run(tmp_path):
-    from trackio.sqlite_storage import SQLiteStorage
-
-    log_stop_and_resume("trackio", tmp_path)
-    name = json.loads((tmp_path / "trackers.json").read_text())["trackio"]["identity"]
-    assert name.startswith("tried-")
-    logged = SQLiteStorage.get_logs("openrlhf_train_sft", name)
-    for metric in ("train/loss", "eval/eval_math_pass1"):
-        assert [(row["step"], row[metric]) for row in logged if metric in row] == FIRST_STAY
-    tables = [row for row in logged if "train/generated_samples" in row]
-    assert [row["step"] for row in tables] == [1, 2, 3]
-    assert all(row["train/generated_samples_images/0"]["caption"] == "sample 1" for row in tables)
-    assert SQLiteStorage.get_run_config("openrlhf_train_sft", name)["train"]["batch_size"] == 128
-
-
 def test_a_run_that_starts_anew_in_the_same_folder_is_a_new_run(tmp_path):
     for name in ("monday", "tuesday"):
         flags = {"logger.trackers": ("tensorboard",), "logger.wandb.run_name": name}
         with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=False) as trackers:
             trackers.log(1, {"loss": 0.5})
     assert {path.name for path in (tmp_path / "tensorboard").iterdir()} == {"monday", "tuesday"}
-
-
-def looked(folder: Path) -> Sequence[Generation]:
-    """An episode that cut the right half out of its prompt's picture of 8 x 6 pixels."""
-    picture(8, 6).save(folder / "image.png")
-    picture(4, 6).save(folder / "part.png")
-    cut = Cut(picture=0, name="original_image", box=(4, 0, 8, 6), size=(8, 6))
-    return (
-        Generation(
-            prompt="user: <image>?",
-            response="assistant: crop\n\nuser: <image>\n\nassistant: 2",
-            label="2",
-            reward=1.0,
-            scores={},
-            truncated=False,
-            images=(folder / "image.png",),
-            turn_images=(TurnImage(path=folder / "part.png", turn=2, cut=cut),),
-            ended="finished",
-        ),
-    )
-
-
-def test_tensorboard_shows_the_pictures_of_turns_under_the_same_tags_in_every_step(tmp_path):
-    with opened("tensorboard", tmp_path, resumed=False) as trackers:
-        for step in (1, 2):
-            trackers.log_generations(step, looked(tmp_path))
-    shown = of_tensorboard(tmp_path / "tensorboard/tried")
-    assert [step for step, _ in shown["train/generated_samples_images/0_sample_0"]] == [1, 2]
-    assert [step for step, _ in shown["train/generated_samples_images/sample_0_turn_2"]] == [1, 2]
-
-
-@installed("wandb")
-def test_wandb_draws_what_was_cut_out_on_its_source(tmp_path):
-    with opened("wandb", tmp_path, resumed=False) as trackers:
-        trackers.log_generations(1, looked(tmp_path))
-    (row,) = of_wandb(tmp_path)
-    assert row["train/generated_samples_images/captions"] == ["sample 0", "sample 0, turn 2"]
-    source, part = row["train/generated_samples_images/all_boxes"]
-    assert part is None
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    kept = json.loads((folder / "files" / source["cuts"]["path"]).read_text())
-    (box,) = kept["box_data"]
-    assert box["position"] == {"minX": 0.5, "minY": 0.0, "maxX": 1.0, "maxY": 1.0}

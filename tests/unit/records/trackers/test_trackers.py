@@ -10,8 +10,8 @@ from helpers.commands import error_of
 from helpers.tracked_runs import of_tensorboard
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig
-from lmm_r1.data.sample import Cut
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import SFTConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
 from lmm_r1.records.tracker_backends import BACKENDS, check_trackers, open_trackers
@@ -61,13 +61,58 @@ def test_a_tracker_that_goes_on_failing_rests_longer_each_time(tmp_path, caplog)
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
-    missing = dataclasses.replace(BACKENDS["trackio"], library="no_such_library")
-    monkeypatch.setitem(BACKENDS, "trackio", missing)
+    missing = dataclasses.replace(BACKENDS["wandb"], library="no_such_library")
+    monkeypatch.setitem(BACKENDS, "wandb", missing)
     with pytest.raises(UserError) as refused:
-        check_trackers(config(logger__trackers=("trackio",)).logger)
+        check_trackers(config(logger__trackers=("wandb",)).logger)
     assert str(refused.value) == (
-        "--logger.trackers trackio: no_such_library is not installed; pip install 'trackio>=0.40', or leave it out"
+        "--logger.trackers wandb: no_such_library is not installed; pip install 'wandb>=0.20', or leave it out"
     )
+
+
+OWN = """
+from lmm_r1.records.trackers import Tracker
+
+def tracker(session, *, name):
+    file = session.folder.joinpath(name).open("a", buffering=1)
+    return Tracker(log=lambda step, values: print(session.earlier, step, values["train/loss"], file=file))
+
+def failing(session):
+    return Tracker(log=lambda step, values: values["none"])
+
+def wrong(session):
+    return session.nothing
+
+def other(session):
+    return 1
+"""
+
+
+def test_a_tracker_of_a_file_gets_steps_and_one_that_fails_is_told_of_with_its_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    given = ["--logger.trackers", "tensorboard", "own.py?name=a.txt", "own.py:failing"]
+    Path("c.yaml").write_text(f"logger.trackers: {given[1:]}")
+    flags, by_file = (parse(SFTConfig, argv, prog="p", description="d") for argv in (given, ["--config", "c.yaml"]))
+    assert flags == by_file
+    flags = resolve(dotted.replace(flags, {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl"}))
+    assert flags.logger.trackers == tuple(given[1:])
+    for resumed in (False, True):
+        with open_trackers(flags, folder=tmp_path, resumed=resumed) as trackers:
+            for step in (1, 2):
+                trackers.log(step + resumed, {"loss": 0.5})
+                trackers.log_generations(step + resumed, (sample(),))
+    # The resumed session does not log step 2 again.
+    assert Path("a.txt").read_text() == "None 1 0.5\nNone 2 0.5\n 3 0.5\n"
+    told = "own.py:failing: step 1 could not be logged (KeyError: 'none', at own.py, line 9); training goes on"
+    assert told in caplog.text.replace(f"{tmp_path}/", "")
+    for name, said in (
+        ("gone", r"own\.py:gone: the file defines no gone; add it"),
+        ("wrong", r"cannot start \(.*own\.py:wrong: it raised AttributeError: .*, at .*own\.py, line 12\)"),
+        ("other", r"own\.py:other: cannot start \(return a Tracker, not int\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            open_trackers(config(logger__trackers=(f"own.py:{name}",)), folder=tmp_path, resumed=False)
 
 
 @pytest.fixture
@@ -91,17 +136,6 @@ def test_wandb_needs_a_key_unless_it_is_offline(offline, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     with pytest.raises(UserError, match="no API key for wandb.example.org"):
         check_trackers(config(logger__trackers=("wandb",)).logger)
-
-
-@pytest.mark.usefixtures("any_library")
-def test_trackio_needs_a_login_for_a_space_alone(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    check_trackers(config(logger__trackers=("trackio",)).logger)
-    flags = {"logger__trackers": ("trackio",), "logger__trackio__space_id": "us/runs"}
-    with pytest.raises(UserError, match="^--logger.trackio.space_id us/runs: nobody is logged in"):
-        check_trackers(config(**flags).logger)
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_token")
-    check_trackers(config(**flags).logger)
 
 
 @pytest.mark.parametrize("command", ["train_sft", "train_ppo_ray"])
@@ -158,11 +192,10 @@ def test_a_rollout_becomes_a_row_of_the_table():
     )
 
 
-def test_an_episode_becomes_a_row_with_all_its_turns_and_the_boxes_of_its_pictures():
-    cut = Cut(picture=0, name="original_image", box=(100, 60, 200, 120), size=(400, 300))
+def test_an_episode_becomes_a_row_with_all_its_turns_and_their_pictures():
     seen = RecordedTurn(
         role="user",
-        parts=(RecordedPart(kind="text", value="See "), RecordedPart(kind="image", value="images/b.png", cut=cut)),
+        parts=(RecordedPart(kind="text", value="See "), RecordedPart(kind="image", value="images/b.png")),
     )
     response = SampledResponse(
         step=1,
@@ -185,7 +218,5 @@ def test_an_episode_becomes_a_row_with_all_its_turns_and_the_boxes_of_its_pictur
     assert made.response == "assistant: crop\n\nuser: See <image>\n\nassistant: "
     columns, (row,) = table(1, [made])
     assert dict(zip(columns, row, strict=True))["ended"] == "out of pictures"
-    first, second = shown_images([made])
-    assert (first.path, first.caption, first.boxes) == (Path("run/images/a.png"), "sample 0", [(0.25, 0.2, 0.5, 0.4)])
-    assert (second.path, second.caption, second.boxes) == (Path("run/images/b.png"), "sample 0, turn 2", [])
+    assert shown_images([made]) == {f"sample 0, image {n}": Path(f"run/images/{'xab'[n]}.png") for n in (1, 2)}
     assert "ended" not in table(1, [sample()])[0]
