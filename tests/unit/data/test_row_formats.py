@@ -13,7 +13,7 @@ from PIL import Image
 
 from lmm_r1.cli import arguments
 from lmm_r1.config import SFTConfig
-from lmm_r1.config.shared import row_reading
+from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.formats import FORMATS, OWN, PROMPT_ROWS
 from lmm_r1.data.formats.row_format import ColumnNames

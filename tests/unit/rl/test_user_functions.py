@@ -116,7 +116,7 @@ def test_an_estimator_of_a_file_may_return_what_those_of_the_project_do(file):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (":wrong", r"own\.py:wrong: wrong raised AttributeError: .* 'nothing', at .*own\.py, line 18"),
+        (":wrong", r"own\.py:wrong: it raised AttributeError: .* 'nothing', at .*own\.py, line 18"),
         (":short", r"own\.py:short: a policy loss returns a tensor of the tokens' shape \(2, 3\), or TokenLosses"),
         (":none", r"own\.py:none: the file defines no none; add it, or name another as .*own\.py:NAME"),
         ("?clp=1", r"own\.py\?clp=1: policy_loss has no keyword-only parameter clp; known are clip"),
