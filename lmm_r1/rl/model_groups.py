@@ -209,7 +209,7 @@ def scaling_metrics(models: Models, config: PPOConfig, before: dict[str, LossSca
     for prefix, group in zip(("", "critic_"), models.trained, strict=False):
         # All ranks skip the same updates.
         now = ask(group, TrainedWorker.loss_scaling)[0]
-        assert now is not None, "fp16 scales losses"
+        assert now is not None, "with fp16 losses are scaled"
         metrics |= now.metrics(before.get(prefix), prefix=prefix)
         before[prefix] = now
     return metrics
