@@ -86,7 +86,7 @@ def test_engines_load_bit_by_bit_what_the_trainer_broadcasts_through_ray():
 
     buckets = [{"embed": weight(100, 8), "scalar": weight()}, {"head": weight(8, 100).t(), "norm": weight(8)}]
     trainer, engines = Trainer.remote(), [Engine.remote() for _ in range(2)]
-    sent = ray.get(trainer.send.remote(engines, buckets), timeout=120)
+    sent = ray.get(trainer.send.remote(engines, buckets), timeout=240)
     for loaded, times in ray.get([engine.state.remote() for engine in engines]):
         expected = buckets[0] | buckets[1]
         assert list(loaded) == list(expected)
