@@ -13,7 +13,7 @@ def test_models_the_users_files_one_per_folder_of_media_and_the_runs_own_folders
     settings = {
         "actor.model_name_or_path": str(tmp_path),
         "critic.model_name_or_path": "someone/on-the-hub",
-        "reward.remote_url": "reward.py",
+        "reward.remote_url": "reward.py:main",
         "actor.policy_loss_type": "loss.py:clip",
         "train.agent_func_path": "agents/a.py",
         "ckpt.output_dir": "runs/a",

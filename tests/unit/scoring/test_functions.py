@@ -11,10 +11,9 @@ from helpers.http_servers import chat_server, completion
 from helpers.judge_server import asked_of
 from helpers.tables import table
 
-from lmm_r1.config.ppo import PPOConfig, RewardConfig
+from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import reward_functions
 from lmm_r1.errors import UserError
-from lmm_r1.rl.run import shared_paths
 from lmm_r1.scoring import Moment, ScoredResponse
 from lmm_r1.scoring.functions import FunctionScorer
 from remote_rm import llm_judge_verifier
@@ -350,11 +349,6 @@ def test_what_is_for_requests_is_refused_for_a_function():
 def test_arguments_that_are_no_json_object_are_refused(text):
     with pytest.raises(UserError, match="--reward.function_kwargs"):
         reward_functions(RewardConfig(remote_url="rewards.py", function_kwargs=text))
-
-
-def test_every_node_must_see_the_file_and_not_the_name_behind_it():
-    paths = shared_paths(PPOConfig(reward=RewardConfig(remote_url="a/rewards.py:main")), rows=[], eval_rows=[])
-    assert [item.path for item in paths if item.flag == "--reward.remote_url"] == ["a/rewards.py"]
 
 
 WAITING = """
