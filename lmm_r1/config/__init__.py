@@ -9,6 +9,7 @@ from lmm_r1.config.resolve import (
     checkpoint_folder,
     mismatch_limit,
     model_path,
+    model_paths,
     resolve,
     resolve_ppo,
     to_yaml,

@@ -360,6 +360,12 @@ def model_path(config: PPOConfig | SupervisedConfig) -> str:
     return path
 
 
+def model_paths(config: PPOConfig | SupervisedConfig) -> dict[str, str | None]:
+    """Return the checkpoints that a run may start from by flag, without the dashes; None for one that it does not have."""
+    flags = [flag for flag in dotted.leaf_types(type(config)) if flag.endswith(".model_name_or_path")]
+    return {flag: typing.cast("str | None", dotted.get(config, flag)) for flag in flags}
+
+
 def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
     """Return the folder of the run's checkpoints."""
     ckpt = config.ckpt

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, SupervisedConfig, checkpoint_folder, model_path
+from lmm_r1.config import PPOConfig, SFTConfig, SupervisedConfig, checkpoint_folder, model_path, model_paths
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.config.run_rows import read_conversations, read_judged
@@ -83,21 +83,15 @@ def left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
 
 def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
     """Raise UserError if `--ckpt.overwrite` would delete or overwrite a model that the run starts from."""
-    groups: tuple[str, ...] = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
-    if isinstance(config, DPOConfig):
-        groups = ("model", "ref")
-    if isinstance(config, KDConfig):
-        groups = ("model", "teacher")
     output = Path(config.ckpt.output_dir).resolve()
-    for name in groups:
-        path = getattr(config, name).model_name_or_path
+    for flag, path in model_paths(config).items():
         if path is None or not Path(path).is_dir():
             continue
         model = Path(path).resolve()
         if model == output or any(model.is_relative_to(place.resolve()) for place in deleted):
             raise UserError(
-                f"--ckpt.overwrite would delete the model of --{name}.model_name_or_path {path}, which the run starts "
-                "from; give another --ckpt.output_dir"
+                f"--ckpt.overwrite would delete the model of --{flag} {path}, which the run starts from; "
+                "give another --ckpt.output_dir"
             )
 
 

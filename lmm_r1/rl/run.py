@@ -21,7 +21,7 @@ from lmm_r1.checkpoints import kept_for
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
-from lmm_r1.config import PPOConfig, checkpoint_folder, model_path
+from lmm_r1.config import PPOConfig, checkpoint_folder, model_path, model_paths
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
@@ -80,7 +80,6 @@ from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, Rewar
 from lmm_r1.scoring import RowChecker
 from remote_rm.client import RewardUnavailable
 
-_MODELS = ("actor", "critic", "reward")
 _ENDED = (
     "was killed, or Ray ended it because its raylet died: full memory and a full /dev/shm do that (Ray's raylet.err, below "
     "/tmp/ray, says why). Free some, and repeat the same command: it goes on from the last saved step"
@@ -91,7 +90,7 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     """Return the paths that all nodes of a run must see; for images and videos, one per folder."""
     files = [
         # Other names are names on the hub; each node has its own cache of them.
-        *((flag, path) for flag, path in _model_paths(config).items() if path and Path(path).exists()),
+        *((flag, path) for flag, path in model_paths(config).items() if path and Path(path).exists()),
         *(("reward.remote_url", function.path) for function in reward_functions(config.reward)),
         ("algo.advantage.estimator", function_file(config.algo.advantage.estimator)),
         ("actor.policy_loss_type", function_file(config.actor.policy_loss_type)),
@@ -180,7 +179,7 @@ def train(
         config,
         policy,
         kind="rl",
-        models=_model_paths(config),
+        models=model_paths(config),
         rows=rows,
         held_out=eval_rows,
         shown=rows,
@@ -207,7 +206,7 @@ def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
     GroupFilter.of(config)
     estimator_named(config.algo.advantage.estimator)
     loss_named(config.actor.policy_loss_type)
-    for flag, path in _model_paths(config).items():
+    for flag, path in model_paths(config).items():
         # The critic may start from the policy, or from the reward model that was given.
         if path is not None and flag != "actor.model_name_or_path" and (path != policy.path or "critic" not in flag):
             _check_value_model(config, flag, path, policy=policy)
@@ -297,11 +296,6 @@ def _start_workers(
     )
     models = Models(policy=policy, reference=reference, critic=critic, reward=reward_model)
     return _Workers(engines=engines, models=models)
-
-
-def _model_paths(config: PPOConfig) -> dict[str, str | None]:
-    """Return the path of each model by its flag, without the dashes; None for a model that the run does not have."""
-    return {f"{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
 
 
 def _parity(config: PPOConfig) -> str | None:
