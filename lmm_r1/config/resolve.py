@@ -360,10 +360,12 @@ def model_path(config: PPOConfig | SupervisedConfig) -> str:
     return path
 
 
-def model_paths(config: PPOConfig | SupervisedConfig) -> dict[str, str | None]:
-    """Return the checkpoints that a run may start from by flag, without the dashes; None for one that it does not have."""
+def model_paths(config: PPOConfig | SupervisedConfig) -> dict[str, str]:
+    """Return the checkpoints that a run starts from, by flag without the dashes."""
     flags = [flag for flag in dotted.leaf_types(type(config)) if flag.endswith(".model_name_or_path")]
-    return {flag: typing.cast("str | None", dotted.get(config, flag)) for flag in flags}
+    if isinstance(config, DPOConfig) and not config.needs_reference_model:
+        flags.remove("ref.model_name_or_path")
+    return {flag: str(path) for flag in flags if (path := dotted.get(config, flag)) is not None}
 
 
 def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:

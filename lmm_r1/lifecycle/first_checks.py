@@ -85,7 +85,7 @@ def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) 
     """Raise UserError if `--ckpt.overwrite` would delete or overwrite a model that the run starts from."""
     output = Path(config.ckpt.output_dir).resolve()
     for flag, path in model_paths(config).items():
-        if path is None or not Path(path).is_dir():
+        if not Path(path).is_dir():
             continue
         model = Path(path).resolve()
         if model == output or any(model.is_relative_to(place.resolve()) for place in deleted):

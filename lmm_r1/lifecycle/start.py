@@ -25,6 +25,7 @@ from lmm_r1.config import (
     SupervisedConfig,
     checkpoint_folder,
     model_path,
+    model_paths,
     sized_ppo,
     sized_supervised,
     to_yaml,
@@ -168,7 +169,6 @@ def framed(
     checkpoint: Checkpoint,
     *,
     kind: str,
-    models: Mapping[str, str | None],
     rows: KeptRows[Any],
     held_out: KeptRows[Any],
     shown: Sequence[Row],
@@ -181,14 +181,13 @@ def framed(
     Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError if it ends early.
 
     Args:
-        models: the path of each model by its flag; None for one that the run does not have.
         shown: conversations of the rows, for the plan.
         plan: None leaves nothing to memory.
         processes: joins the processes of the run; the folder is changed only after that.
     """
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
     flag = "data.prompt_dataset" if isinstance(config, PPOConfig) else "data.dataset"
-    fingerprint, first = Fingerprint.of(config, models=models, rows={flag: rows}), is_first()
+    fingerprint, first = Fingerprint.of(config, models=model_paths(config), rows={flag: rows}), is_first()
     console = Console(highlight=False, quiet=not first)
     config = unplanned(config) if plan is None else plan(config, console=console, rows=shown)
     check_start(config, fingerprint)
@@ -261,17 +260,17 @@ class Fingerprint:
         cls,
         config: PPOConfig | SupervisedConfig,
         *,
-        models: Mapping[str, str | None],
+        models: Mapping[str, str],
         rows: Mapping[str, Sequence[AnyRow]],
     ) -> Fingerprint:
         """Return the fingerprint of a run.
 
         Args:
-            models: the path of each model by its flag; None for one that the run does not have.
+            models: the path of each model by its flag.
             rows: the blended rows by their flag.
         """
         return cls(
-            models={flag: model_digest(path) for flag, path in models.items() if path is not None},
+            models={flag: model_digest(path) for flag, path in models.items()},
             rows={flag: rows_digest(part) for flag, part in rows.items()},
             settings=settings_of_the_run(config),
         )

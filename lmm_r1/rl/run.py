@@ -90,7 +90,7 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     """Return the paths that all nodes of a run must see; for images and videos, one per folder."""
     files = [
         # Other names are names on the hub; each node has its own cache of them.
-        *((flag, path) for flag, path in model_paths(config).items() if path and Path(path).exists()),
+        *((flag, path) for flag, path in model_paths(config).items() if Path(path).exists()),
         *(("reward.remote_url", function.path) for function in reward_functions(config.reward)),
         ("algo.advantage.estimator", function_file(config.algo.advantage.estimator)),
         ("actor.policy_loss_type", function_file(config.actor.policy_loss_type)),
@@ -179,7 +179,6 @@ def train(
         config,
         policy,
         kind="rl",
-        models=model_paths(config),
         rows=rows,
         held_out=eval_rows,
         shown=rows,
@@ -208,7 +207,7 @@ def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
     loss_named(config.actor.policy_loss_type)
     for flag, path in model_paths(config).items():
         # The critic may start from the policy, or from the reward model that was given.
-        if path is not None and flag != "actor.model_name_or_path" and (path != policy.path or "critic" not in flag):
+        if flag != "actor.model_name_or_path" and (path != policy.path or "critic" not in flag):
             _check_value_model(config, flag, path, policy=policy)
 
 

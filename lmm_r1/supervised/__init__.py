@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
@@ -25,6 +24,7 @@ from lmm_r1.data.messages import BadRows, ChangedFile, PreferenceRow
 from lmm_r1.data.preferences import PairFile
 from lmm_r1.data.training_rows import KeptRows, stopped_by, with_left_out
 from lmm_r1.errors import UserError
+from lmm_r1.lifecycle.start import say
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting
 
@@ -76,9 +76,7 @@ def judged_rows(
 
 def kept(file: RowFile | PairFile) -> KeptRows[Any]:
     """Return the rows of a file, and print its summary."""
-    # Every rank reads the file, and one prints.
-    quiet = os.environ.get("RANK", "0") != "0"
-    Console(highlight=False, markup=False, quiet=quiet).print(with_left_out(file.summary, file.skipped))
+    say(with_left_out(file.summary, file.skipped))
     return KeptRows.of(file.path, file.rows, file.skipped)
 
 

@@ -288,11 +288,6 @@ class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
         self.reference = reference
 
     @classmethod
-    def models(cls, config: DPOConfig) -> dict[str, str | None]:
-        own = {"ref.model_name_or_path": config.ref.model_name_or_path} if config.needs_reference_model else {}
-        return {**super().models(config), **own}
-
-    @classmethod
     def of(cls, session: SupervisedSession[DPOConfig], **learned: Any) -> Self:
         policy = prepare_policy(session, share_prefix=session.config.train.shared_prefix_enable)
         reference = prepare_reference(session.config, session.strategy, policy=policy)

@@ -258,10 +258,6 @@ class KDRun(SFTRun[KDConfig]):
         self.on_policy = False
 
     @classmethod
-    def models(cls, config: KDConfig) -> dict[str, str | None]:
-        return {**super().models(config), "teacher.model_name_or_path": teacher_path(config)}
-
-    @classmethod
     def check(cls, config: KDConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
         check_teacher(config, checkpoint, rows)
         if config.rollout.on_policy_share:

@@ -34,7 +34,7 @@ from lmm_r1.supervised import (
     updates_per_epoch,
 )
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
-from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
+from lmm_r1.supervised.models import ConfigT, SupervisedSession
 from lmm_r1.supervised.samples import SFTBatch
 
 RowT = TypeVar("RowT")
@@ -156,11 +156,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:
         """Return the conversations of rows, with their images."""
         return list(rows)
-
-    @classmethod
-    def models(cls, config: ConfigT) -> dict[str, str | None]:
-        """Return the paths of the models that a run starts from, by flag."""
-        return {"model.model_name_or_path": model_path(config)}
 
     @classmethod
     def check(cls, config: ConfigT, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:

@@ -58,7 +58,6 @@ def train(
             config,
             checkpoint,
             kind=run_class.kind,
-            models=run_class.models(config),
             rows=rows,
             held_out=held_out,
             shown=shown,

@@ -4,7 +4,7 @@ import pytest
 from helpers.tables import frozen, table
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, model_paths, resolve
 from lmm_r1.errors import UserError
 
 RL = {
@@ -79,3 +79,4 @@ def test_a_second_model_is_loaded_unless_the_reference_is_the_policy_without_its
     config = dpo(**changes)
     assert config.ref.model_name_or_path == reference
     assert (config.needs_reference_model, config.refers_to_base) == (second_model, refers_to_base)
+    assert ("ref.model_name_or_path" in model_paths(config)) is second_model, "the models that a resumed run must have"
