@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,8 @@ def serve(config: ChatConfig, served: Served, *, more: Sequence[str] = ()) -> No
 
     theirs = vars(make_arg_parser(FlexibleArgumentParser(prog="lmm-r1 serve_chat")).parse_args(list(more)))
 
+    # Until vLLM handles it: end by exiting, so that temporary files are removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     quiet.done_loading()
     with merged_checkpoint(checkpoint.path, settings) as folder:
         given = theirs | arguments_of(folder, codec=codec, settings=settings) | _of_server(served)

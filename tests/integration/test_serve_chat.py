@@ -60,8 +60,9 @@ def test_a_checkpoint_is_asked_over_http_and_may_be_a_judge(served: openai.OpenA
         check_images(served, reply.usage.prompt_tokens)
     with pytest.raises(openai.AuthenticationError):
         asked(served.with_options(api_key="guess"))
-    with pytest.raises(openai.PermissionDeniedError, match="localhost only"):
+    with pytest.raises(openai.PermissionDeniedError) as refused:
         asked(served, extra_headers={"Host": "evil.example"})
+    assert "localhost only" in refused.value.response.text
     monkeypatch.setenv("CHAT_KEY", KEY)
     # A random model writes no verdict, so that the rule's stands.
     spec = f"llm_judge:judge_url={served.base_url},judge_model=tiny,judge_folder={tmp_path},judge_attempts=1"
