@@ -219,7 +219,7 @@ def of_quickstart(folder: Path) -> Figures:
 def chatted(terminal: Terminal) -> Figures:
     """Ask a chat server about every test row, at temperature 0."""
     answers = []
-    with terminal.serving("lmm-r1 serve_chat --model model --dtype float32 --name tiny") as address:
+    with terminal.serving("lmm-r1 serve_chat --model model --dtype float32 --name tiny", code=0) as address:
         for messages in prompts(terminal.folder, '{"type": "image_url", "image_url": {"url": "%s"}}'):
             request = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 16}
             reply = terminal.ask(f"{address}/v1/chat/completions", request)

@@ -120,13 +120,11 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=positive(kind), default=default, help=purpose)
 
 
-def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the HTTP server."""
+def add_address_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of where a server listens, and to whom."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 opens it to the network")
     parser.add_argument("--port", type=_port, default=5000, help="port to listen on; 0 picks a free one")
     parser.add_argument("--port-file", type=Path, default=None, help="file to write the port to once it listens")
-    for flag, kind, default, purpose in LIMITS:
-        parser.add_argument(flag, type=positive(kind), default=default, help=purpose)
     parser.add_argument(
         "--token-env",
         metavar="NAME",
@@ -137,6 +135,13 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="answer everyone on the network: --host without --token-env"
     )
+
+
+def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the HTTP server."""
+    add_address_arguments(parser)
+    for flag, kind, default, purpose in LIMITS:
+        parser.add_argument(flag, type=positive(kind), default=default, help=purpose)
     parser.add_argument(
         "--access-log",
         type=Path,

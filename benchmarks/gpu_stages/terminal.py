@@ -60,7 +60,7 @@ class Terminal:
                 self._check_code(process, line, code)
 
     @contextmanager
-    def serving(self, line: str) -> Iterator[str]:
+    def serving(self, line: str, *, code: int = 128 + signal.SIGTERM) -> Iterator[str]:
         """Start a server on a free port and yield its address; it must end as it should after SIGTERM."""
         port = self._place / f"port_{len(self.typed)}"
         line = f"{line} --port 0 --port-file {port}"
@@ -70,8 +70,8 @@ class Terminal:
             yield f"http://127.0.0.1:{port.read_text().strip()}"
             process.send_signal(signal.SIGTERM)
             self._wait(process, line, lambda: False)
-            # As a shell reports the signal.
-            self._check_code(process, line, 128 + signal.SIGTERM)
+            # By default as a shell reports the signal.
+            self._check_code(process, line, code)
 
     def ask(self, address: str, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a JSON request."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from lmm_r1.generation.episode_engine import EpisodeEngine
+    from lmm_r1.lmm_kits import Checkpoint
 
 logger = logging.getLogger(__name__)
 _OPENED_THOUGHT = "<think>"
@@ -72,26 +73,25 @@ def _longest(model_config: PretrainedConfig) -> int:
     return limit
 
 
-def load_model(config: ChatConfig, *, responses: int = 1) -> ChatModel:
-    """Load the checkpoint for this many responses at a time; raises UserError if that fails, before the engine starts if possible."""
-    from lmm_r1.generation.engine import make_engine, playing_engine, prepare_process, split_adapter
+def engine_settings(config: ChatConfig, *, responses: int = 1) -> tuple[Checkpoint, EngineSettings]:
+    """Return the checkpoint, and how it is loaded for this many responses at a time; raises UserError if it cannot be."""
+    from lmm_r1.generation.engine import prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_weights
 
     prepare_process()
     path, adapter = split_adapter(config.model, config.adapter)
     checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
-    kit, processor = checkpoint.kit, checkpoint.processor
+    kit = checkpoint.kit
     check_weights(path)
     check_embeddings(checkpoint)
-    max_images = config.max_images if kit.takes_images else 0
-    max_videos = config.max_videos if kit.takes_videos else 0
-    settings = EngineSettings(
+    shown = config.agent_max_images if config.agent is not None else 0
+    return checkpoint, EngineSettings(
         adapter=adapter,
         dtype=config.dtype,
         max_model_len=config.max_model_len or _longest(checkpoint.config),
-        max_images=max_images + (config.agent_max_images if config.agent is not None and kit.takes_images else 0),
-        max_videos=max_videos,
+        max_images=config.max_images + shown if kit.takes_images else 0,
+        max_videos=config.max_videos if kit.takes_videos else 0,
         batch_rows=1,
         tensor_parallel_size=config.tensor_parallel_size,
         gpu_memory_utilization=config.gpu_memory_utilization,
@@ -100,6 +100,14 @@ def load_model(config: ChatConfig, *, responses: int = 1) -> ChatModel:
         trust_remote_code=config.trust_remote_code,
         responses=responses,
     )
+
+
+def load_model(config: ChatConfig) -> ChatModel:
+    """Load the checkpoint; raises UserError if that fails, before the engine starts if possible."""
+    from lmm_r1.generation.engine import make_engine, playing_engine
+
+    checkpoint, settings = engine_settings(config)
+    kit, processor = checkpoint.kit, checkpoint.processor
     question = Message(role="user", parts=(TextPart("?"),))
     prompt = kit.render(processor, [question], add_generation_prompt=True)
     ending = checkpoint.tokenizer.decode(prompt[-_LAST_TOKENS:])
@@ -109,7 +117,7 @@ def load_model(config: ChatConfig, *, responses: int = 1) -> ChatModel:
         episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
         # Check the environment before loading the engine, which takes long.
         episodes.environment()
-    engine = make_engine(config.backend, path, settings)
+    engine = make_engine(config.backend, checkpoint.path, settings)
     return ChatModel(
         engine=engine,
         episodes=None if episodes is None else playing_engine(engine, episodes),
@@ -117,7 +125,7 @@ def load_model(config: ChatConfig, *, responses: int = 1) -> ChatModel:
         name=model_name(config),
         takes_images=kit.takes_images,
         takes_videos=kit.takes_videos,
-        max_images=max_images,
-        max_videos=max_videos,
+        max_images=config.max_images if kit.takes_images else 0,
+        max_videos=settings.max_videos,
         opens_thought=ending.rstrip().endswith(_OPENED_THOUGHT),
     )

@@ -189,6 +189,40 @@ LAST_TURNS = 10
 _ENDING_S = 30.0
 
 
+def arguments_of(folder: str, *, codec: LimitedCodec, settings: EngineSettings) -> dict[str, object]:
+    """Return arguments of vLLM's `EngineArgs` and `LLM` for an engine outside of training.
+
+    Args:
+        folder: of the checkpoint without adapters.
+    """
+    share = settings.gpu_memory_utilization
+    if share is None:
+        share = free_share(
+            codec.config,
+            kit=codec.kit,
+            dtype=settings.dtype,
+            max_len=codec.max_len,
+            responses=settings.responses,
+            gpus=settings.tensor_parallel_size,
+        )
+    arguments = engine_arguments(
+        folder,
+        kit=codec.kit,
+        config=codec.config,
+        trust_remote_code=settings.trust_remote_code,
+        dtype=settings.dtype,
+        max_model_len=codec.max_len,
+        max_images=settings.max_images,
+        max_videos=settings.max_videos,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        gpu_memory_utilization=share,
+        enforce_eager=settings.enforce_eager,
+        speculation=settings.speculation,
+    )
+    extension = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
+    return arguments | {"seed": settings.seed, "worker_extension_cls": extension}
+
+
 class VllmEngine:
     """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
@@ -204,36 +238,11 @@ class VllmEngine:
         self.codec = LimitedCodec(path, settings, checkpoint=checkpoint)
         self.guesses = settings.speculation is not None
         self.responses = settings.responses
-        share = settings.gpu_memory_utilization
-        if share is None:
-            share = free_share(
-                self.codec.config,
-                kit=self.codec.kit,
-                dtype=settings.dtype,
-                max_len=self.codec.max_len,
-                responses=settings.responses,
-                gpus=settings.tensor_parallel_size,
-            )
         with merged_checkpoint(path, settings) as folder:
-            arguments = engine_arguments(
-                folder,
-                kit=self.codec.kit,
-                config=self.codec.config,
-                trust_remote_code=settings.trust_remote_code,
-                dtype=settings.dtype,
-                max_model_len=self.codec.max_len,
-                max_images=settings.max_images,
-                max_videos=settings.max_videos,
-                tensor_parallel_size=settings.tensor_parallel_size,
-                gpu_memory_utilization=share,
-                enforce_eager=settings.enforce_eager,
-                speculation=settings.speculation,
-            )
-            arguments["seed"] = settings.seed
+            arguments = arguments_of(folder, codec=self.codec, settings=settings)
             if in_training:
                 # The launcher's rank and GPU, in its group of processes.
                 arguments["distributed_executor_backend"] = "external_launcher"
-            arguments["worker_extension_cls"] = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
         if not in_training:
             atexit.register(_leave_group)

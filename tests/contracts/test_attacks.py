@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from helpers.chats import clients_of
+from helpers.chats import reward_client
 from helpers.commands import write_rows
 from helpers.hostile_images import IMAGES
 from helpers.tables import table
@@ -343,24 +343,16 @@ def test_a_server_on_the_loopback_answers_for_this_machine_only(headers, told):
     assert (reply.status_code, told in reply.text) == (403, True)
 
 
-class _NoEngine:
-    not_supported: frozenset[str] = frozenset()
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
-def clients() -> Iterator[dict[str, TestClient]]:
-    with clients_of(_NoEngine(), item_timeout_seconds=1.0) as made:
+def client() -> Iterator[TestClient]:
+    with reward_client(item_timeout_seconds=1.0) as made:
         yield made
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/get_reward"])
 @pytest.mark.parametrize("written", attacks("bodies"))
-def test_a_body_is_refused_as_the_clients_fault(written, path, clients):
+def test_a_body_is_refused_as_the_clients_fault(written, client):
     body = eval(written)
-    reply = clients[path].post(path, content=body, headers={"content-type": "application/json"})
+    reply = client.post("/get_reward", content=body, headers={"content-type": "application/json"})
     assert 400 <= reply.status_code < 500, reply.text
     assert "Traceback" not in reply.text
     assert len(reply.content) < 10_000

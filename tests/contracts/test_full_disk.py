@@ -90,7 +90,7 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
         "plan": [Case(argv=("train_sft", "--model.model_name_or_path", model), named="")],
         "serve_verifier": [Case(argv=("math", *port), named="--port-file port")],
         "serve_rm": [Case(argv=("--model", str(inputs.reward_model), *port), named="--port-file port")],
-        "serve_chat": [Case(argv=("--model", model, "--backend", "transformers", *port), named="--port-file port")],
+        "serve_chat": [Case(argv=("--help",), named="")],
         "interactive_chat": [
             Case(argv=("--model", model, *asked), named="chat.jsonl", stdin="hello\n/save chat.jsonl\n")
         ],

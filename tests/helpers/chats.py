@@ -4,23 +4,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fastapi.testclient import TestClient
 
 from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.conversation import ChatSampling
-from lmm_r1.chat.server import ChatService, ServedModel
-from lmm_r1.chat.server import create_app as chat_app
 from lmm_r1.chat.session import ChatSession
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion
-from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
-from remote_rm.verifier import ServiceLimits
 
 GREEDY = ChatSampling(temperature=0, top_p=1, max_new_tokens=16)
 
@@ -99,22 +94,8 @@ def chat(*script: Completion | str, system: str | None = None, **changes: object
 
 
 @contextmanager
-def clients_of(engine: Any, *, item_timeout_seconds: float) -> Iterator[dict[str, TestClient]]:
-    """Clients of a chat endpoint with this engine and of a reward server, by their paths."""
-    model = ChatModel(
-        engine=engine, name="m", takes_images=True, takes_videos=True, max_images=8, max_videos=8, opens_thought=False
-    )  # fmt: skip
-    service = ChatService(
-        ServedModel(lambda: model, max_waiting=4),
-        name="m",
-        media=MediaAccess(roots=(), allow_urls=True),
-        max_new_tokens=16,
-        max_choices=3,
-    )
-    chat = chat_app(service, limits=ServiceLimits(), token=None, log_sample_share=0.0)
+def reward_client(*, item_timeout_seconds: float) -> Iterator[TestClient]:
+    """A client of a reward server."""
     rewards = create_app(MathVerifier(), workers=1, item_timeout_seconds=item_timeout_seconds)
-    with (
-        TestClient(chat, raise_server_exceptions=False) as chatting,
-        TestClient(rewards, raise_server_exceptions=False) as rewarding,
-    ):
-        yield {"/v1/chat/completions": chatting, "/get_reward": rewarding}
+    with TestClient(rewards, raise_server_exceptions=False) as client:
+        yield client

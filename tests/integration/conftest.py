@@ -37,7 +37,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_packed_training.py": (),
     "test_ray_collective.py": (),
     "test_stopped_commands.py": (),
-    "test_serve_chat.py": ("[qwen3_vl]", "[janus]"),
+    "test_serve_chat.py": ("[qwen3_vl]",),
     "test_reward_failures.py": ("one_of_two_servers", "killed_under_load"),
     "test_rl_prompts.py": (),
     "test_row_formats.py": (),

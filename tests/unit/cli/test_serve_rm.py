@@ -35,10 +35,9 @@ def test_what_is_not_there_is_told_in_one_sentence(flag, value, told, capsys):
 
 def test_it_listens_on_this_machine_alone_unless_told_otherwise():
     args = parse_flags(serve_chat.build_parser(), ["--model", "tiny"])
-    assert (args.host, args.port, args.backend, args.image_root, args.allow_urls) == (
-        *("127.0.0.1", 8000, "vllm"),
-        *([], False),
-    )
+    assert (args.host, args.port, args.image_root, args.allow_urls) == ("127.0.0.1", 8000, None, [])
+    args = parse_flags(serve_chat.build_parser(), ["--model", "tiny", "--allow_urls", "a.org", "b.org", "--", "--x", "1"])
+    assert (args.allow_urls, args.more) == (["a.org", "b.org"], ["--x", "1"])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,8 @@ def test_it_listens_on_this_machine_alone_unless_told_otherwise():
         (["--image_root", "/no/such/folder"], "--image_root /no/such/folder: no such folder; check the path"),
         (["--max_images", "-1"], "--max_images -1 must be at least 0"),
         (["--gpu_memory_utilization", "2"], "--gpu_memory_utilization 2.0: must be above 0 and at most 1"),
-        (["--backend", "transformers", "--enforce_eager"], "--enforce_eager switches vLLM's CUDA graphs off"),
+        (["--token_env", "NO_SUCH_KEY"], "--token_env NO_SUCH_KEY: the environment variable is not set"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 opens the server to the network"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_loaded(flags, told, capsys):
@@ -61,7 +61,7 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(flags, told, capsys):
     ("command", "argv", "told"),
     [
         *((serve_rm, argv, told) for argv, told in table("cli/serve_rm", "a_bad_flag_ends_with_code_2")),
-        (serve_chat, ["--model", "m", "--max_new_token", "9"], "did you mean --max-new-tokens?"),
+        (serve_chat, ["--model", "m", "--max_model_lens", "9"], "did you mean --max-model-len?"),
     ],
 )
 def test_a_bad_flag_ends_with_code_2(command, argv, told, capsys):
