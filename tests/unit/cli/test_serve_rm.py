@@ -36,7 +36,9 @@ def test_what_is_not_there_is_told_in_one_sentence(flag, value, told, capsys):
 def test_it_listens_on_this_machine_alone_unless_told_otherwise():
     args = parse_flags(serve_chat.build_parser(), ["--model", "tiny"])
     assert (args.host, args.port, args.image_root, args.allow_urls) == ("127.0.0.1", 8000, None, [])
-    args = parse_flags(serve_chat.build_parser(), ["--model", "tiny", "--allow_urls", "a.org", "b.org", "--", "--x", "1"])
+    args = parse_flags(
+        serve_chat.build_parser(), ["--model", "tiny", "--allow_urls", "a.org", "b.org", "--", "--x", "1"]
+    )
     assert (args.allow_urls, args.more) == (["a.org", "b.org"], ["--x", "1"])
 
 

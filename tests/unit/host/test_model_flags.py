@@ -1,6 +1,5 @@
 """What flags say of a model reaches the place where it is loaded, its optimizer and DeepSpeed."""
 
-import inspect
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -8,16 +7,14 @@ from typing import Any
 import deepspeed
 import pytest
 import torch
-import transformers
 from helpers.sessions import session_of
-from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.config.supervised import KDConfig
 from lmm_r1.errors import UserError
-from lmm_r1.host import optimizer, strategy
+from lmm_r1.host import strategy
 from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.models.loading import LoadSettings, load_settings, rl_settings, trained_settings
@@ -36,8 +33,6 @@ OPTIMIZER = {
     "optim": "muon",
     "muon.lr": 0.5,
     "muon.momentum": 0.75,
-    "muon.ns_steps": 2,
-    "muon.nesterov": False,
     "adam.lr": 0.125,
     "adam.vision_lr": 0.25,
     "adam.betas": (0.5, 0.75),
@@ -240,30 +235,11 @@ def test_adamw_takes_its_settings_and_gradients_are_clipped(monkeypatch):
 
 
 def test_muon_takes_its_settings_and_those_of_adamw_for_the_rest(monkeypatch):
-    calls = []
-    monkeypatch.setattr(strategy, "settle_muon", lambda **settings: calls.append(settings))
-    given = {"muon__lr": 0.5, "muon__momentum": 0.75, "muon__ns_steps": 2, "muon__nesterov": False, "adam__lr": 0.25}
+    given = {"muon__lr": 0.5, "muon__momentum": 0.75, "adam__lr": 0.25}
     told = optimizer_of(monkeypatch, **given, optim="muon", max_norm=0.0)
     assert told["optimizer"]["type"] == "Muon"
     wanted = {"muon_lr": 0.5, "momentum": 0.75, "adam_lr": 0.25}
     assert wanted.items() <= told["optimizer"]["params"].items()
-    assert calls == [{"ns_steps": 2, "nesterov": False}]
-
-
-def test_muons_updates_are_made_as_asked_for(monkeypatch):
-    for module in (optimizer.original_muon, optimizer.stage_1_and_2, optimizer.stage3):
-        monkeypatch.setattr(module, "muon_update", module.muon_update)
-    monkeypatch.setattr(optimizer, "_MUON_UPDATE", lambda *given, **settings: settings)
-    optimizer.settle_muon(ns_steps=2, nesterov=False)
-    for module in (optimizer.original_muon, optimizer.stage_1_and_2, optimizer.stage3):
-        assert module.muon_update(None, None, 0.5, ns_method="gram") == {
-            "ns_steps": 2,
-            "nesterov": False,
-            "ns_method": "gram",
-        }
-    # And DeepSpeed's own takes them.
-    monkeypatch.undo()
-    assert {"ns_steps", "nesterov"} <= set(inspect.signature(optimizer._MUON_UPDATE).parameters)
 
 
 def test_adamw_in_8_bits_takes_adamws_settings_and_pages_are_refused_without_cuda(monkeypatch):
@@ -283,10 +259,11 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
         raise Begun
 
     monkeypatch.setattr(strategy.seams, "prepare_training", lambda: None)
-    monkeypatch.setattr(transformers, "set_seed", lambda seed: calls.append(("seed", seed)))
-    monkeypatch.setattr(transformers, "enable_full_determinism", lambda seed: calls.append(("deterministic", seed)))
+    monkeypatch.setattr(strategy, "set_seed", lambda seed: calls.append(("seed", seed)))
+    monkeypatch.setattr(strategy, "enable_full_determinism", lambda seed: calls.append(("deterministic", seed)))
+    monkeypatch.setattr(strategy.cpu, "own_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda rank: calls.append(("device", rank)))
-    monkeypatch.setattr(upstream.deepspeed, "init_distributed", begin)
+    monkeypatch.setattr(deepspeed, "init_distributed", begin)
     monkeypatch.setenv("LOCAL_RANK", "0")
     for flags in ({"train.seed": 7, "local_rank": 3}, {"train.seed": 8, "train.full_determinism_enable": True}):
         config = dotted.replace(SFTConfig(), flags)

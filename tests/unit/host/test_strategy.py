@@ -33,19 +33,14 @@ def test_a_group_of_members_only_leaves_no_empty_group():
     assert split_groups([{"params": [vision]}], members={id(vision)}, lr=1.0) == [{"params": [vision], "lr": 1.0}]
 
 
-def test_in_rl_deepspeed_knows_of_no_number_of_passes():
-    config = dotted.replace(PPOConfig(), {"train.batch_size": 12, "train.micro_batch_size": 8})
+@pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
+def test_deepspeed_knows_of_no_number_of_passes(config_class):
+    config = dotted.replace(config_class(), {"train.batch_size": 12, "train.micro_batch_size": 8})
     made = make_strategy(config)
     trained, held = made.get_ds_train_config(), made.get_ds_eval_config()
     assert (trained["train_micro_batch_size_per_gpu"], trained["gradient_accumulation_steps"]) == (1, 1)
     # On its number of processes, whatever that is, DeepSpeed finds a whole number of passes.
     assert (held["train_micro_batch_size_per_gpu"], held["train_batch_size"]) == (1, 12)
-
-
-def test_in_supervised_training_deepspeed_counts_passes():
-    config = dotted.replace(SFTConfig(), {"train.batch_size": 12, "train.micro_batch_size": 4})
-    trained = make_strategy(config).get_ds_train_config()
-    assert (trained["train_micro_batch_size_per_gpu"], trained["train_batch_size"]) == (4, 12)
 
 
 def test_with_fp16_deepspeed_scales_the_loss_and_the_engine_computes_in_it_too():

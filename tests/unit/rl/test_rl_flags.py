@@ -30,6 +30,7 @@ from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
+from lmm_r1.lifecycle.start import blended_rows
 from lmm_r1.rl import loop, run
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.losses import PolicyLoss
@@ -242,7 +243,8 @@ def write(path: Path, *records: dict[str, object]) -> str:
 
 def prompts(path: str, **flags: object) -> list[Row]:
     own = dotted.replace(config(**flags), {"data.prompt_dataset": path, "rollout.batch_size": 1})
-    return run._prompts(own, check=check_prompt)
+    load = partial(run._load, own, split=own.data.prompt_split, check=check_prompt)
+    return list(blended_rows(own, load))
 
 
 def test_prompts_are_read_from_the_columns_that_the_flags_name(tmp_path):
