@@ -18,7 +18,7 @@ from lmm_r1.config import shared
 
 # The training stack is an extra: without it, what imports it cannot be collected.
 ROOMS = """
-batch checkpoints models planning scoring rl supervised lifecycle host generation records/trackers train lmm_kits
+batch checkpoints models planning scoring rl supervised host generation records/trackers train lmm_kits
 """.split()
 CONTRACTS = """
 kit_buffers check_data engine_gap extending full_disk kit_distillation kit_engines kit_features kit_generation

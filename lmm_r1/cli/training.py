@@ -13,9 +13,9 @@ from lmm_r1.config import Config, PPOConfig, SupervisedConfig, model_path, resol
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine, supervised_processes
 from lmm_r1.config.rewards import GivenFunctions
-from lmm_r1.lifecycle.first_checks import check_first
 from lmm_r1.quiet import is_verbose
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
+from lmm_r1.train.first_checks import check_first
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import in_worker
-from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import KLWeight
@@ -29,6 +28,7 @@ from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, ages
 from lmm_r1.rl.step import Learner, train_on
 from lmm_r1.rl.workers import KitPolicyActor
 from lmm_r1.scoring import Moment
+from lmm_r1.train.stopping import Progress, SaveSchedule, StopRequests
 
 logger = logging.getLogger(__name__)
 

@@ -45,20 +45,6 @@ from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
-from lmm_r1.lifecycle.first_checks import has_checkpoints, no_prompt_fits, prompt_room, scorer_of
-from lmm_r1.lifecycle.restarts import Restarts
-from lmm_r1.lifecycle.start import (
-    Frame,
-    Plan,
-    blended_rows,
-    check_lengths,
-    framed,
-    model_flag,
-    opened,
-    say,
-    sized,
-)
-from lmm_r1.lifecycle.stopping import last_words
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import (
     ImageFitting,
@@ -79,6 +65,20 @@ from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
 from lmm_r1.scoring import RowChecker
+from lmm_r1.train.first_checks import has_checkpoints, no_prompt_fits, prompt_room, scorer_of
+from lmm_r1.train.restarts import Restarts
+from lmm_r1.train.start import (
+    Frame,
+    Plan,
+    blended_rows,
+    check_lengths,
+    framed,
+    model_flag,
+    opened,
+    say,
+    sized,
+)
+from lmm_r1.train.stopping import last_words
 from remote_rm.client import RewardUnavailable
 
 _ENDED = (

@@ -30,7 +30,6 @@ from lmm_r1.host.models import DeepSpeedEngine, GatheredParameters, whole_state_
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.host.workers import BaseModelActor, offload_deepspeed_states, reload_deepspeed_states
-from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off, merged_state_dict
@@ -45,6 +44,7 @@ from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.losses import PolicyLoss, PolicyPass, value_loss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, merged
 from lmm_r1.rl.samples import stacked
+from lmm_r1.train.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, update
 
 

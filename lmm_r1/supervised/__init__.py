@@ -24,9 +24,9 @@ from lmm_r1.data.messages import BadRows, ChangedFile, PreferenceRow
 from lmm_r1.data.preferences import PairFile
 from lmm_r1.data.training_rows import KeptRows, stopped_by, with_left_out
 from lmm_r1.errors import UserError
-from lmm_r1.lifecycle.start import say
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting
+from lmm_r1.train.start import say
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")

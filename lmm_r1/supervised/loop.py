@@ -21,8 +21,6 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import KeptRows, dataset_paths
 from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
-from lmm_r1.lifecycle.start import blended_rows
-from lmm_r1.lifecycle.stopping import Progress, SaveSchedule
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised import (
     RowCheck,
@@ -37,6 +35,8 @@ from lmm_r1.supervised import (
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
 from lmm_r1.supervised.models import ConfigT, SupervisedSession
 from lmm_r1.supervised.samples import SFTBatch
+from lmm_r1.train.start import blended_rows
+from lmm_r1.train.stopping import Progress, SaveSchedule
 from lmm_r1.train.update import Counts, Step, Terms, update
 
 RowT = TypeVar("RowT")

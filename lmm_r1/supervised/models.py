@@ -11,7 +11,6 @@ import torch.distributed as dist
 from lmm_r1 import cpu
 from lmm_r1.config import DPOConfig, SupervisedConfig, model_path
 from lmm_r1.host.strategy import KitStrategy
-from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off
@@ -22,6 +21,7 @@ from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised.samples import SFTBatch
+from lmm_r1.train.stopping import StopRequests
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
 

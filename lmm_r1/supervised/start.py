@@ -13,13 +13,13 @@ from lmm_r1.config import KDConfig, SupervisedConfig
 from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import UserError
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
-from lmm_r1.lifecycle.start import Plan, framed, is_first, model_flag, opened, say, sized
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken
 from lmm_r1.models.image_features import share_features
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.supervised import chat_template, first_fitting, updates_per_epoch
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import ConfigT, SupervisedSession
+from lmm_r1.train.start import Plan, framed, is_first, model_flag, opened, say, sized
 
 
 def train(

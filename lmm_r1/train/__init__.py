@@ -1,1 +1,1 @@
-"""What RL and supervised training have in common."""
+"""What RL and supervised runs share: start, optimizer step, stops and the final model."""

@@ -195,7 +195,7 @@ def step(strategy: Any, engine: Any) -> None:
 
 def averaged(stage: int, dtype: str, folder: Path) -> dict[str, bool]:
     """Make two updates, and compare the average with one of whole weights."""
-    from lmm_r1.lifecycle.publication import MovingAverage
+    from lmm_r1.train.publication import MovingAverage
 
     folder.mkdir(exist_ok=True)
     strategy, engine = prepared(stage, dtype, persistent=dtype == "bf16")

@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
 from lmm_r1.config import SupervisedConfig
-from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised.models import SupervisedSession
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
+from lmm_r1.train.stopping import StopRequests
 from lmm_r1.train.update import Step, update
 
 ConfigT = TypeVar("ConfigT")

@@ -22,8 +22,8 @@ from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.host import workers
 from lmm_r1.host.workers import WorkerGroup, reserve
-from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.rl import run
+from lmm_r1.train.stopping import StopRequests
 
 pytestmark = pytest.mark.slow
 

@@ -23,12 +23,12 @@ from lmm_r1.generation import weight_sync
 from lmm_r1.generation.weight_bucket import weights_in
 from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
-from lmm_r1.lifecycle.publication import MovingAverage
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.rl import workers
 from lmm_r1.rl.resume import reference_file
+from lmm_r1.train.publication import MovingAverage
 
 KIT = "qwen2_5_vl"
 SEQUENCES = torch.arange(3, 19)[None]  # (1, 16)

@@ -10,8 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from helpers.recipe_samples import png
 from helpers.processes import warm_python
+from helpers.recipe_samples import png
 from helpers.reward_servers import ROOT, everything
 
 from lmm_r1.scoring.response_scores import VerifierJudge

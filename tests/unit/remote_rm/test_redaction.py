@@ -13,7 +13,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, to_yaml
 from lmm_r1.config.resolve import check_not_hidden, settings_of_the_run
 from lmm_r1.errors import UserError
-from lmm_r1.lifecycle.start import Fingerprint
+from lmm_r1.train.start import Fingerprint
 from remote_rm import redaction
 from remote_rm.client import RewardUnavailable
 from remote_rm.redaction import HIDDEN, hidden_settings, hidden_text, is_secret, neutral

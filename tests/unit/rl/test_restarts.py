@@ -14,13 +14,13 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
-from lmm_r1.lifecycle.restarts import Restarts, loss
-from lmm_r1.lifecycle.start import Frame
-from lmm_r1.lifecycle.stopping import Progress, StopRequests
 from lmm_r1.records import tracker_backends
 from lmm_r1.records.run_folder import RESTARTS_FILE, RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl import run as rl_run
+from lmm_r1.train.restarts import Restarts, loss
+from lmm_r1.train.start import Frame
+from lmm_r1.train.stopping import Progress, StopRequests
 
 
 def died(name: str = "KitPolicyActor", *, pid: int = 7) -> ActorDiedError:

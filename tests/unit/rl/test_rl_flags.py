@@ -30,7 +30,6 @@ from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
-from lmm_r1.lifecycle.start import blended_rows
 from lmm_r1.rl import loop, run
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.losses import PolicyLoss
@@ -39,6 +38,7 @@ from lmm_r1.rl.outputs import shape_rewards
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
 from lmm_r1.scoring import Moment
+from lmm_r1.train.start import blended_rows
 from lmm_r1.train.update import Step, mean_of_steps, update
 
 pytestmark = pytest.mark.usefixtures("one_process")

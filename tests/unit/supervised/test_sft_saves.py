@@ -9,10 +9,10 @@ from helpers.character_kit import CharacterKit
 from helpers.sessions import configured, session_of
 
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.lifecycle.stopping import SaveSchedule
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.supervised.sft import SFTRun
+from lmm_r1.train.stopping import SaveSchedule
 from lmm_r1.train.update import Step
 
 

@@ -14,8 +14,8 @@ from lmm_r1.config.resolve import is_free, settings_of_the_run
 from lmm_r1.data.messages import FilePlace, FileState, ImagePart, Message, Row, StoredBytes, TextPart
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.lifecycle.start import Fingerprint, check_same_run, check_start, open_run, read_fingerprint
 from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.train.start import Fingerprint, check_same_run, check_start, open_run, read_fingerprint
 
 # As it is resolved.
 RATE: dict[str, object] = {"adam.lr": 5e-6}

@@ -16,9 +16,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoints import own_layout, saved_layout
 from lmm_r1.host.models import DeepSpeedEngine, GatheredParameters
 from lmm_r1.host.optimizer import masters, put_masters
-from lmm_r1.lifecycle.stopping import ERROR_FILE
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_as, merged_layer
 from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.train.stopping import ERROR_FILE
 
 EMA_FOLDER = "ema"
 """The folder next to a model's files with the same model with averaged weights."""

@@ -13,8 +13,8 @@ import pytest
 
 from lmm_r1.cli import user_errors
 from lmm_r1.errors import RunStopped, UserError
-from lmm_r1.lifecycle import stopping
-from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests, reported_ends
+from lmm_r1.train import stopping
+from lmm_r1.train.stopping import Progress, SaveSchedule, StopRequests, reported_ends
 
 SIGNALS = [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)]
 
@@ -156,7 +156,7 @@ def test_a_full_disk_is_told_with_its_file_and_how_to_go_on_and_leaves_no_traceb
     ],
 )
 def test_a_process_that_ends_without_python_has_last_words_and_no_other_has(how, said):
-    code = f"import os\nfrom lmm_r1.lifecycle.stopping import last_words\nwith last_words('rl was killed; $HOME `x` %s'):\n    {how}"
+    code = f"import os\nfrom lmm_r1.train.stopping import last_words\nwith last_words('rl was killed; $HOME `x` %s'):\n    {how}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ended.stderr.endswith(said)
     assert ("rl was killed" in ended.stderr) is bool(said)

@@ -13,9 +13,9 @@ from helpers.conversations import message, row
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.lifecycle.first_checks import check_first, scorer_of
 from lmm_r1.scoring import Moment, made_up
 from lmm_r1.scoring.functions import FunctionScorer
+from lmm_r1.train.first_checks import check_first, scorer_of
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = """

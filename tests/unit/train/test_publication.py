@@ -8,7 +8,7 @@ from helpers.http_servers import hub_server
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.lifecycle.publication import model_files, publish
+from lmm_r1.train.publication import model_files, publish
 
 MODEL = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors", "chat_template.jinja", "config.json"]
 MODEL += ["merges.txt", "model.safetensors", "tokenizer.json"]

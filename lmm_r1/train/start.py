@@ -36,15 +36,6 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import AnyRow, KeptRows, blend, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.lifecycle.first_checks import (
-    FINGERPRINT_FILE,
-    check_output,
-    has_checkpoints,
-    left_by_a_run,
-    training_datasets,
-)
-from lmm_r1.lifecycle.publication import publish
-from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_pixel_bounds, check_weights
 from lmm_r1.models.load_balancing import check_balanced
@@ -53,6 +44,15 @@ from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.records.metrics import Callbacks
 from lmm_r1.records.run_folder import ERROR_FILE, RunFolder
 from lmm_r1.records.trackers import Trackers
+from lmm_r1.train.first_checks import (
+    FINGERPRINT_FILE,
+    check_output,
+    has_checkpoints,
+    left_by_a_run,
+    training_datasets,
+)
+from lmm_r1.train.publication import publish
+from lmm_r1.train.stopping import StopRequests, reported_ends
 from remote_rm.redaction import hidden_settings
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)

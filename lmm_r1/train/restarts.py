@@ -23,8 +23,8 @@ from rich.console import Console
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from lmm_r1.errors import UserError
-from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.train.stopping import StopRequests
 
 # Failures of processes, nodes and the network; DistError comes from NCCL or from the store where ranks meet.
 _LOSSES = (

@@ -1,1 +1,0 @@
-"""The start and the end of a run, shared by all trainers: checks, stops, the final model."""
