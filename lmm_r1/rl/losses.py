@@ -134,9 +134,11 @@ class PolicyPass:
             log_probs, entropy: the policy's, (B, A).
         """
 
-        def part(name: str) -> torch.Tensor | None:
+        def part(name: str, *, padding: int = 0) -> torch.Tensor | None:
             values = [getattr(sample, name) for sample in samples]
-            return None if values[0] is None else pad_sequence(values, batch_first=True).to(log_probs.device)
+            if values[0] is None:
+                return None
+            return pad_sequence(values, batch_first=True, padding_value=padding).to(log_probs.device)
 
         old, advantages, mask = part("log_probs"), part("advantages"), part("loss_mask")
         assert advantages is not None, "added before"
@@ -150,7 +152,7 @@ class PolicyPass:
             reference_log_probs=part("reference_log_probs"),
             entropy=entropy,
             rewards=torch.tensor([sample.reward for sample in samples]),
-            turns=part("turns"),
+            turns=part("turns", padding=-1),
             columns=[sample.columns for sample in samples],
         )
 

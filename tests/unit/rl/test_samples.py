@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import scripted_engines
 from helpers.conversations import message, row
-from helpers.samples import generated_sample, media_ref, of_answer, unrewarded
+from helpers.samples import QUESTION, generated_sample, media_ref, of_answer, unrewarded
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
 
@@ -19,6 +19,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.losses import PolicyPass
 from lmm_r1.rl.mismatch import ROWS_WITH
 from lmm_r1.rl.model_groups import worker_errors
 from lmm_r1.rl.rollouts import Rollout
@@ -305,3 +306,23 @@ def test_evaluation_plays_every_episode_by_itself_whatever_training_does():
     Noting(args, [], replace(SETTINGS, branches=2)).evaluate([], temperature=0.0, n_samples=3)
     (settings,) = asked
     assert (settings.branches, settings.sampling.n_samples, settings.media) == (1, 3, False)
+
+
+def test_a_pass_of_samples_is_padded_for_its_loss_alone():
+    asked = replace(QUESTION, columns={"level": 3})
+    observed = Segment(kind="observation", token_ids=(30, 31))
+    turns = tuple(Segment(kind="generated", token_ids=ids, log_probs=(-1.0,) * len(ids)) for ids in ((20, 21), (22,)))
+    whole = generated_sample((1, 2), (), of=asked, reward=1 / 3)
+    two_turns = replace(whole, segments=(whole.segments[0], turns[0], observed, turns[1]))
+    single = generated_sample((1, 2), (23,), of=asked, log_probs=[-2.0], reward=0.9)
+    samples = [TrainingSample.of(one, max_len=9) for one in (two_turns, single)]
+    for number, one in enumerate(samples):
+        one.log_probs = one.reference_log_probs = one.advantages = torch.full((len(one.turns),), number + 1.0)
+    given = PolicyPass.of(samples, log_probs=torch.zeros(2, 6), entropy=None)
+    # After a prompt of two tokens: two of the first turn, two observed, one of the second.
+    assert given.turns.tolist() == [[-1, 0, 0, -1, -1, 1], [-1, 0, -1, -1, -1, -1]]
+    assert given.mask.tolist() == [[0, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0]]
+    assert given.advantages.tolist() == given.old_log_probs.tolist() == [[1.0] * 6, [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]]
+    assert given.engine_log_probs.tolist() == [[0.0, -1.0, -1.0, 0.0, 0.0, -1.0], [0.0, -2.0, 0.0, 0.0, 0.0, 0.0]]
+    assert given.rewards.tolist() == pytest.approx([1 / 3, 0.9])
+    assert [columns["level"] for columns in given.columns] == [3, 3]
