@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from lmm_r1 import quiet
-from lmm_r1.agents.environment import Environment
-from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import Speculation
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from vllm.inputs import TokensPrompt
     from vllm.outputs import RequestOutput
 
+    from lmm_r1.agents.environment import Environment
     from lmm_r1.generation.episode_engine import EpisodeEngine
 
 
@@ -92,6 +91,8 @@ class EpisodeSettings:
 
     def environment(self) -> Environment:
         """Return the environment; raises UserError where it cannot be had."""
+        from lmm_r1.agents.registry import load_environment
+
         return load_environment(self.agent, options=agent_options(self.limits, flag="--agent_options"))
 
 

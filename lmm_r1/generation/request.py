@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from lmm_r1.agents.environment import TurnOptions
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.sample import WHOLE, Segment, WeightSpan
 from lmm_r1.errors import UserError
@@ -22,6 +21,8 @@ from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 if TYPE_CHECKING:
     from vllm.inputs import TokensPrompt
     from vllm.outputs import CompletionOutput, RequestOutput
+
+    from lmm_r1.agents.environment import TurnOptions
 
 
 # The most entries of a request's logit_bias that vLLM's sampler on GPUs takes; more of them stop the engine.
