@@ -56,7 +56,7 @@ def served(request, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> I
 
 
 def asked(client: openai.OpenAI, content: Any = "1+1?", **fields: Any) -> Any:
-    messages = [{"role": "user", "content": content}]
+    messages: Any = [{"role": "user", "content": content}]
     return client.chat.completions.create(model="tiny", messages=messages, **({"max_tokens": 12} | fields))
 
 
