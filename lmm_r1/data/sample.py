@@ -63,16 +63,6 @@ WHOLE: Final = ("stop", "length")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenLogProb:
-    """The log-prob of one generated token."""
-
-    text: str
-    log_prob: float
-    likeliest: tuple[tuple[str, float], ...]
-    """The tokens that were likeliest in its place with their log-probs, as many as requested."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Completion:
     """One response outside of training."""
 
@@ -83,14 +73,8 @@ class Completion:
     finish_reason: FinishReason
     image_scales: tuple[tuple[float, float], ...] = ()
     """Of the prompt's images, as in its `EncodedPrompt`; empty if the prompt was not encoded here."""
-    log_probs: tuple[TokenLogProb, ...] = ()
-    """Of the text's tokens, if requested."""
     played: EpisodeResult | None = None
     """For an episode: `text` is then that of the last turn, and `num_tokens` counts all turns of the model."""
-
-    def with_prefill(self, prefill: str) -> Completion:
-        """Return the response with the prefill before its text; the model did not generate those tokens."""
-        return replace(self, text=prefill + self.text) if prefill else self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
-from lmm_r1.data.sample import Completion, FinishReason, TokenLogProb
+from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
@@ -124,43 +124,10 @@ class PromptCodec:
         spoken = not token_ids or token_ids[-1] in self.kit.spoken_end_ids(self.tokenizer)
         return token_ids[:-1] if ended and not spoken else token_ids
 
-    def completion(
-        self,
-        token_ids: Sequence[int],
-        finish_reason: FinishReason,
-        *,
-        stops: Sequence[str] = (),
-        ended_by_text: bool = False,
-    ) -> Completion:
-        """Return a response.
-
-        Args:
-            token_ids: with the end token if the model generated one.
-            stops: the response ends before the first of these texts.
-            ended_by_text: whether one of them ended it; the last token is then not an end token.
-        """
-        ids = list(token_ids)
-        text = self.text(ids, ended=finish_reason == "stop" and not ended_by_text)
-        return Completion(text=before_first(stops, text), num_tokens=len(ids), finish_reason=finish_reason)
-
-    def log_probs(
-        self, token_ids: Sequence[int], log_probs: Sequence[float], likeliest: Sequence[Sequence[tuple[int, float]]]
-    ) -> tuple[TokenLogProb, ...]:
-        """Return log-probs with the texts of their tokens; `likeliest` is empty if only those of the sampled tokens are known."""
-        text_of = self.tokenizer.decode
-        return tuple(
-            TokenLogProb(
-                text=text_of([token]),
-                log_prob=log_prob,
-                likeliest=tuple((text_of([other]), known) for other, known in (likeliest[place] if likeliest else ())),
-            )
-            for place, (token, log_prob) in enumerate(zip(token_ids, log_probs, strict=True))
-        )
-
-
-def before_first(stops: Sequence[str], text: str) -> str:
-    """Return what precedes the first of some texts: ("b", "cd") and "abcd" → "a"."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+    def completion(self, token_ids: Sequence[int], finish_reason: FinishReason) -> Completion:
+        """Return a response; its tokens include the end token if the model generated one."""
+        text = self.text(token_ids, ended=finish_reason == "stop")
+        return Completion(text=text, num_tokens=len(token_ids), finish_reason=finish_reason)
 
 
 def with_image_ids(encoded: EncodedPrompt) -> EncodedPrompt:
@@ -223,26 +190,18 @@ class LimitedCodec(PromptCodec):
 class TextStream:
     """Turns the tokens of one response into pieces of text, which together are the decoded response.
 
-    If the tokens are not whole characters, the marks of broken ones may differ. The text ends before the first of `stops`;
-    text that may begin one is held back.
+    If the tokens are not whole characters, the marks of broken ones may differ.
     """
 
-    def __init__(self, tokenizer: Any, *, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._stops = stops
-        self._held = ""
-        self.is_stopped = False
-        """Whether a stop text has come."""
         self._ids: list[int] = []
         # Text of the tokens before `_read` is out; decoding starts at `_from`, as a token's text depends on the one before.
         self._from = 0
         self._read = 0
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; empty within a character or within a possible stop text."""
-        return self._before_stop(self._decoded_more(token_ids))
-
-    def _decoded_more(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete; empty within a character."""
         self._ids.extend(token_ids)
         known, text = self._decoded(self._read), self._decoded(len(self._ids))
         if text.endswith(_INCOMPLETE) or len(text) <= len(known):
@@ -254,23 +213,7 @@ class TextStream:
         """Return the text that was held back, when no token follows."""
         known, text = self._decoded(self._read), self._decoded(len(self._ids))
         self._from = self._read = len(self._ids)
-        held = self._before_stop(text[len(known) :]) + self._held
-        self._held = ""
-        return held
-
-    def _before_stop(self, text: str) -> str:
-        if self.is_stopped:
-            return ""
-        held = self._held + text
-        before = before_first(self._stops, held)
-        self.is_stopped = len(before) < len(held)
-        if self.is_stopped:
-            self._held = ""
-            return before
-        begun = range(min(len(held), max(map(len, self._stops), default=1) - 1), 0, -1)
-        kept = next((count for count in begun if any(stop.startswith(held[-count:]) for stop in self._stops)), 0)
-        self._held = held[len(held) - kept :]
-        return held[: len(held) - kept]
+        return text[len(known) :]
 
     def _decoded(self, end: int) -> str:
         return self._tokenizer.decode(self._ids[self._from : end], skip_special_tokens=False)

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from lmm_r1 import quiet
-from lmm_r1.agents.environment import Environment
-from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import Speculation
 from lmm_r1.data.messages import ImagePart, Row
-from lmm_r1.data.sample import Completion, TokenLogProb
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from vllm.inputs import TokensPrompt
     from vllm.outputs import RequestOutput
 
+    from lmm_r1.agents.environment import Environment
     from lmm_r1.generation.episode_engine import EpisodeEngine
 
 
@@ -70,16 +69,8 @@ class SamplingSettings:
     """None: whatever the prompt leaves of the longest sequence."""
     top_k: int = -1
     """How many of the likeliest tokens are sampled from; -1 takes all."""
-    stops: tuple[str, ...] = ()
-    """Texts that end a response, and are not part of it."""
     seed: int | None = None
     """The same seed gives the same responses; None draws from the engine's own seed."""
-    frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time that the response has it already."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of all tokens that the response has already."""
-    logprobs: int | None = None
-    """How many of the likeliest tokens come with the log-prob of each token; None reports no log-probs."""
 
     def greedy(self) -> SamplingSettings:
         """Return how the one response is generated that takes the likeliest token each time."""
@@ -100,28 +91,9 @@ class EpisodeSettings:
 
     def environment(self) -> Environment:
         """Return the environment; raises UserError where it cannot be had."""
+        from lmm_r1.agents.registry import load_environment
+
         return load_environment(self.agent, options=agent_options(self.limits, flag="--agent_options"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextPiece:
-    """Text by which a response has grown."""
-
-    place: int
-    """Of the response among those to its prompt."""
-    text: str
-    log_probs: tuple[TokenLogProb, ...]
-    """Of the tokens since the last piece, if requested."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A row with its own sampling settings."""
-
-    row: Row
-    sampling: SamplingSettings
-    on_piece: Callable[[TextPiece], None] | None = None
-    """Is called in the engine's thread whenever a response has grown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +108,6 @@ class Outcome:
     """One sentence with the row's place; None where there are completions."""
     seconds: float = 0.0
     """From the moment the engine got the prompt to its last completion."""
-    prompt_tokens: int | None = None
-    """As the model reads them; None where nobody counted."""
 
     def with_images(self, change: Callable[[ImagePart], ImagePart]) -> Outcome:
         """Return it with each picture changed that its episodes have shown."""
@@ -179,13 +149,6 @@ class TokenEngine(Protocol):
         """Forget processed images and videos."""
 
 
-class AskedRows(Iterator[tuple[int, Asked]], Protocol):
-    """The requests of clients, numbered. More may come after it ended, for as long as earlier ones are being answered."""
-
-    def is_abandoned(self, index: int) -> bool:
-        """Return whether the client of a request has disconnected."""
-
-
 class Responder(Protocol):
     """Generates responses to many rows, with one engine or several."""
 
@@ -198,12 +161,6 @@ class Responder(Protocol):
 
 class Engine(Responder, Protocol):
     """One checkpoint in this process."""
-
-    not_supported: frozenset[str]
-    """The fields of `SamplingSettings` that must have their defaults."""
-
-    def answer(self, asked: AskedRows) -> Iterator[Outcome]:
-        """Yield how each request went, in the order in which they end; there is none for an abandoned one."""
 
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from lmm_r1.agents.environment import TurnOptions
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.sample import WHOLE, Segment, WeightSpan
 from lmm_r1.errors import UserError
@@ -21,8 +20,9 @@ from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 
 if TYPE_CHECKING:
     from vllm.inputs import TokensPrompt
-    from vllm.logprobs import Logprob
     from vllm.outputs import CompletionOutput, RequestOutput
+
+    from lmm_r1.agents.environment import TurnOptions
 
 
 # The most entries of a request's logit_bias that vLLM's sampler on GPUs takes; more of them stop the engine.
@@ -58,19 +58,17 @@ def sampling_params(
         top_k=sampling.top_k,
         max_tokens=max_tokens,
         seed=sampling.seed,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
         # In addition to those of the checkpoint's generation config, which some released checkpoints fill in wrongly.
         stop_token_ids=[] if ignore_eos else [end_token_id],
         ignore_eos=ignore_eos,
         skip_special_tokens=False,
         # Where the engine looks for texts it must know them.
-        detokenize=bool(stops or sampling.stops),
-        stop=[*stops, *sampling.stops],
-        include_stop_str_in_output=bool(stops or sampling.stops),
+        detokenize=bool(stops),
+        stop=list(stops),
+        include_stop_str_in_output=bool(stops),
         structured_outputs=None if regex is None else StructuredOutputsParams(regex=regex),
         # With 0, only the sampled token's log-prob, without the most likely tokens.
-        logprobs=0 if logprobs else sampling.logprobs,
+        logprobs=0 if logprobs else None,
         output_kind=RequestOutputKind.FINAL_ONLY if output_per == "prompt" else RequestOutputKind.DELTA,
         stream_interval=max_tokens if output_per == "response" else None,
     )
@@ -185,8 +183,6 @@ class Response:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     """Of every token, if requested."""
-    likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
-    """For every token, the likeliest ones in its place with their log-probs, if requested."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None = None
     """Why it ended, in vLLM's words."""
     stop_text: str | None = None
@@ -201,21 +197,13 @@ class Response:
         spans = (WeightSpan(version, end - start) for (start, version), (end, _) in bounds)
         return tuple(span for span in spans if span.tokens > 0)
 
-    def add(self, part: CompletionOutput, *, likeliest: int = 0) -> None:
+    def add(self, part: CompletionOutput) -> None:
         self.token_ids.extend(part.token_ids)
         if part.logprobs is not None:
             pairs = zip(part.token_ids, part.logprobs, strict=True)
             self.log_probs.extend(logprobs[token].logprob for token, logprobs in pairs)
-            if likeliest:
-                self.likeliest.extend(_ranked(logprobs, count=likeliest) for logprobs in part.logprobs)
         self.finish_reason = part.finish_reason
         self.stop_text = part.stop_reason if isinstance(part.stop_reason, str) else None
-
-
-def _ranked(logprobs: Mapping[int, Logprob], *, count: int) -> list[tuple[int, float]]:
-    """Return the likeliest tokens, the likeliest first; vLLM adds the sampled one, which may not be among them."""
-    ranked = sorted(logprobs.items(), key=lambda item: -item[1].logprob)
-    return [(token, logprob.logprob) for token, logprob in ranked[:count]]
 
 
 class Request:
@@ -246,7 +234,7 @@ class Request:
                     self.output, self.read_token_ids = output, output.prompt_token_ids
                     for part in output.outputs:
                         response = self.responses[part.index]
-                        response.add(part, likeliest=self.parameters.logprobs or 0)
+                        response.add(part)
                         yield response
 
     def _noting_weights(self, request_id: str) -> AbstractContextManager[None]:

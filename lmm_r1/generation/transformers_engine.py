@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
-from lmm_r1.generation.engine import AskedRows, EngineSettings, Outcome, SamplingSettings, TextPiece
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_unquantized, torch_dtype
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope
@@ -27,8 +26,6 @@ from lmm_r1.models.rope_scaling import keep_cache, settle_rope
 
 class TransformersEngine:
     """Generates batch by batch with the kit's model and its key-value cache."""
-
-    not_supported = frozenset({"frequency_penalty", "presence_penalty", "logprobs"})
 
     def __init__(self, path: str, settings: EngineSettings) -> None:
         self.codec = LimitedCodec(path, settings)
@@ -70,43 +67,19 @@ class TransformersEngine:
             samples = self._generate(prompts, sampling)
             seconds = time.perf_counter() - began
             for (index, row), prompt, completions in zip(taken, prompts, samples, strict=True):
-                yield self._outcome(index, row, prompt, completions, seconds=seconds)
-
-    def answer(self, asked: AskedRows) -> Iterator[Outcome]:
-        """Yield how each request went, one after the other; there is none for an abandoned one."""
-        for index, one in asked:
-            began = time.perf_counter()
-            try:
-                prompt = self.codec.encode(one.row)
-            except UserError as error:
-                yield Outcome(index=index, row=one.row, reason=str(error))
-                continue
-            streamer = None if one.on_piece is None else self._streamer(one.sampling, on_piece=one.on_piece)
-            should_stop = partial(asked.is_abandoned, index)
-            [completions] = self._generate([prompt], one.sampling, streamer=streamer, should_stop=should_stop)
-            if not should_stop():
-                yield self._outcome(index, one.row, prompt, completions, seconds=time.perf_counter() - began)
-
-    def _outcome(
-        self, index: int, row: Row, prompt: EncodedPrompt, completions: Iterable[Completion], *, seconds: float
-    ) -> Outcome:
-        begun = self.codec.begun_with(row, prompt.engine_token_ids)
-        whole = tuple(
-            replace(completion.with_prefill(begun), image_scales=prompt.image_scales) for completion in completions
-        )
-        read = len(prompt.token_ids)
-        return Outcome(index=index, row=row, completions=whole, seconds=seconds, prompt_tokens=read)
-
-    def _streamer(self, sampling: SamplingSettings, *, on_piece: Callable[[TextPiece], None]) -> _TokenStreamer:
-        texts = [TextStream(self.codec.tokenizer, stops=sampling.stops) for _ in range(sampling.n_samples)]
-        return _TokenStreamer(texts, stop_token_ids=self.stop_token_ids, on_piece=on_piece)
+                begun = self.codec.begun_with(row, prompt.engine_token_ids)
+                whole = tuple(
+                    replace(one, text=begun + one.text, image_scales=prompt.image_scales) for one in completions
+                )
+                yield Outcome(index=index, row=row, completions=whole, seconds=seconds)
 
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
         """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
         prompt = self.codec.encode(row)
-        streamer = self._streamer(sampling, on_piece=lambda piece: on_text(piece.text))
+        text = TextStream(self.codec.tokenizer)
+        streamer = _TokenStreamer(text, stop_token_ids=self.stop_token_ids, on_text=on_text)
         [[completion]] = self._generate([prompt], sampling, streamer=streamer, should_stop=should_stop)
         return completion
 
@@ -143,12 +116,9 @@ class TransformersEngine:
             generation_config=self._generation_config(sampling, max_new_tokens=max(rooms)),
             streamer=streamer,
             stopping_criteria=StoppingCriteriaList([_Stop(should_stop)]),
-            tokenizer=self.codec.tokenizer if sampling.stops else None,
         )
         new_tokens = output[:, sequences.shape[1] :].tolist()
-        completions = [
-            self._completion(ids, room=room, stops=sampling.stops) for ids, room in zip(new_tokens, rooms, strict=True)
-        ]
+        completions = [self._completion(ids, room=room) for ids, room in zip(new_tokens, rooms, strict=True)]
         size = sampling.n_samples
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
@@ -162,53 +132,42 @@ class TransformersEngine:
             eos_token_id=self.stop_token_ids,
             pad_token_id=self.codec.tokenizer.pad_token_id,
             suppress_tokens=list(self.codec.banned_token_ids) or None,
-            stop_strings=list(sampling.stops) or None,
             **(chance if sampling.temperature > 0 else {"do_sample": False}),
         )
 
-    def _completion(self, token_ids: Sequence[int], *, room: int, stops: Sequence[str]) -> Completion:
+    def _completion(self, token_ids: Sequence[int], *, room: int) -> Completion:
         """Return the response in a row of the output, which has padding after its end."""
         ids = list(token_ids[:room])
-        text = TextStream(self.codec.tokenizer, stops=stops)
         for place, token in enumerate(ids):
             if token in self.stop_token_ids:
-                return self.codec.completion(ids[: place + 1], "stop", stops=stops)
-            if stops:
-                text.add([token])
-            if text.is_stopped:
-                return self.codec.completion(ids[: place + 1], "stop", stops=stops, ended_by_text=True)
+                return self.codec.completion(ids[: place + 1], "stop")
         reason: FinishReason = "length" if len(ids) == room else "aborted"
         return self.codec.completion(ids, reason)
 
 
 class _TokenStreamer(BaseStreamer):
-    """Reports the texts of the responses to one prompt as they grow; transformers sends the prompt first."""
+    """Hands on the text of one response as it grows; transformers sends the prompt first."""
 
-    def __init__(
-        self, texts: Sequence[TextStream], *, stop_token_ids: Sequence[int], on_piece: Callable[[TextPiece], None]
-    ) -> None:
-        self._texts = texts
-        self._ended = [False] * len(texts)
+    def __init__(self, text: TextStream, *, stop_token_ids: Sequence[int], on_text: Callable[[str], None]) -> None:
+        self._text = text
         self._stop_token_ids = stop_token_ids
-        self._on_piece = on_piece
+        self._on_text = on_text
         self._is_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
         if self._is_prompt:
             self._is_prompt = False
             return
-        for place, token in enumerate(value.tolist()):
-            self._ended[place] |= token in self._stop_token_ids
-            if not self._ended[place]:
-                self._report(place, self._texts[place].add([token]))
+        [token] = value.tolist()
+        if token not in self._stop_token_ids:
+            self._report(self._text.add([token]))
 
     def end(self) -> None:
-        for place, text in enumerate(self._texts):
-            self._report(place, text.rest())
+        self._report(self._text.rest())
 
-    def _report(self, place: int, text: str) -> None:
+    def _report(self, text: str) -> None:
         if text:
-            self._on_piece(TextPiece(place=place, text=text, log_probs=()))
+            self._on_text(text)
 
 
 class _Stop(StoppingCriteria):

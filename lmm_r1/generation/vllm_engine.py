@@ -16,7 +16,6 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
-    Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
@@ -28,18 +27,10 @@ from vllm import LLM
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import WHOLE, Completion, TokenLogProb
+from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
-from lmm_r1.generation.engine import (
-    Asked,
-    AskedRows,
-    EngineSettings,
-    Outcome,
-    SamplingSettings,
-    TextPiece,
-    merged_checkpoint,
-)
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, merged_checkpoint
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
@@ -226,8 +217,6 @@ def arguments_of(folder: str, *, codec: LimitedCodec, settings: EngineSettings) 
 class VllmEngine:
     """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
-    not_supported: frozenset[str] = frozenset()
-
     def __init__(
         self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None, in_training: bool = False
     ) -> None:
@@ -254,14 +243,8 @@ class VllmEngine:
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield how each (index, row) went, in the order in which they end."""
 
-        async def outcome_of(index: int, row: Row) -> Outcome:
-            return await self._outcome(index, Asked(row=row, sampling=sampling))
-
+        outcome_of = partial(self._outcome, sampling=sampling)
         return self.outcomes(rows, outcome_of, responses_per_row=sampling.n_samples)
-
-    def answer(self, asked: AskedRows) -> Iterator[Outcome]:
-        """Yield how each request went, in the order in which they end; there is none for an abandoned one."""
-        return self.outcomes(asked, self._outcome, responses_per_row=1, is_abandoned=asked.is_abandoned)
 
     def outcomes(
         self,
@@ -269,60 +252,57 @@ class VllmEngine:
         outcome_of: Callable[[int, T], Awaitable[Outcome]],
         *,
         responses_per_row: int,
-        is_abandoned: Callable[[int], bool] = lambda index: False,
     ) -> Iterator[Outcome]:
-        """Yield what `outcome_of` returns for each (index, row or request), in the order in which they end.
+        """Yield what `outcome_of` returns for each (index, row), in the order in which they end.
 
-        It asks `engine` for tokens, for several at a time. What is abandoned meanwhile has no outcome. A source that has
-        ended is asked again for as long as anything runs.
+        It asks `engine` for tokens, for several rows at a time.
         """
         items = iter(source)
         ended: deque[Outcome] = deque()
-        running: dict[int, asyncio.Task[None]] = {}
+        running: set[int] = set()
         tasks: set[asyncio.Task[None]] = set()
         at_once = max(2, self.responses // responses_per_row)
 
         async def work(index: int, item: T) -> None:
             try:
                 ended.append(await outcome_of(index, item))
-            except asyncio.CancelledError:
-                if not is_abandoned(index):
-                    raise
             finally:
-                del running[index]
+                running.remove(index)
             # At once, so that the engine's next step has the next one already.
             begin()
 
         def begin() -> None:
             while len(running) < at_once and (item := next(items, None)) is not None:
-                running[item[0]] = self._loop.create_task(work(*item))
-                tasks.add(running[item[0]])
+                running.add(item[0])
+                tasks.add(self._loop.create_task(work(*item)))
 
         begin()
         with closing(self._turns(tasks)) as turns:
             for _ in turns:
                 while ended:
                     yield ended.popleft()
-                begin()
-                # A request that is cancelled frees its place in the engine.
-                for index in filter(is_abandoned, tuple(running)):
-                    running[index].cancel()
 
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
         """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
         request = self._request_of(self.codec.encode(row), sampling, output_per="token")
-        text = _PieceStream(self.codec, sampling, place=0, on_piece=lambda piece: on_text(piece.text))
+        [response] = request.responses
+        text = TextStream(self.codec.tokenizer)
 
         async def hand_on() -> None:
-            async with aclosing(request.sent_to(self.engine)) as responses:
-                async for response in responses:
-                    text.read(response)
+            read = 0
+            async with aclosing(request.sent_to(self.engine)) as grown:
+                async for _ in grown:
+                    words = self.codec.words(response.token_ids, ended=response.finish_reason == "stop")
+                    if piece := text.add(words[read:]):
+                        on_text(piece)
+                    read = len(words)
 
         self.run(hand_on(), should_stop=should_stop)
-        text.end(request.responses[0])
-        return self._completion(request.responses[0], sampling)
+        if piece := text.rest():
+            on_text(piece)
+        return self._completion(response)
 
     def run(self, work: Coroutine[Any, Any, None], *, should_stop: Callable[[], bool]) -> None:
         """See a coroutine through that asks `engine` for tokens; where it is to stop, it ends and its requests are aborted.
@@ -383,46 +363,24 @@ class VllmEngine:
         del self.engine
         gc.collect()
 
-    async def _outcome(self, index: int, asked: Asked) -> Outcome:
+    async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
-        row, sampling = asked.row, asked.sampling
         try:
             encoded = self.codec.encode(row)
-            request = self._request_of(encoded, sampling, output_per="token" if asked.on_piece else "prompt")
+            request = self._request_of(encoded, sampling, output_per="prompt")
         except UserError as error:
             return Outcome(index=index, row=row, reason=str(error))
-        await self._generate(request, asked)
+        async for _ in request.sent_to(self.engine):
+            pass
         if request.broken:
             reason = f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})"
             return Outcome(index=index, row=row, reason=reason)
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
         completions = tuple(
-            replace(self._completion(response, sampling).with_prefill(begun), image_scales=encoded.image_scales)
-            for response in request.responses
+            replace(one, text=begun + one.text, image_scales=encoded.image_scales)
+            for one in map(self._completion, request.responses)
         )
-        return Outcome(
-            index=index,
-            row=row,
-            completions=completions,
-            seconds=time.perf_counter() - began,
-            prompt_tokens=len(request.read_token_ids or ()),
-        )
-
-    async def _generate(self, request: Request, asked: Asked) -> None:
-        """Generate the responses, and report their pieces if requested."""
-        if asked.on_piece is None:
-            async for _ in request.sent_to(self.engine):
-                pass
-            return
-        streams = {
-            id(response): _PieceStream(self.codec, asked.sampling, place=place, on_piece=asked.on_piece)
-            for place, response in enumerate(request.responses)
-        }
-        async with aclosing(request.sent_to(self.engine)) as responses:
-            async for response in responses:
-                streams[id(response)].read(response)
-        for response in request.responses:
-            streams[id(response)].end(response)
+        return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
 
     def _request_of(
         self, encoded: EncodedPrompt, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]
@@ -435,16 +393,9 @@ class VllmEngine:
         )
         return Request(self.codec.engine_prompt(encoded), parameters)
 
-    def _completion(self, response: Response, sampling: SamplingSettings) -> Completion:
+    def _completion(self, response: Response) -> Completion:
         end = response.finish_reason if response.finish_reason in WHOLE else "aborted"
-        ended_by_text = response.stop_text is not None
-        made = self.codec.completion(response.token_ids, end, stops=sampling.stops, ended_by_text=ended_by_text)
-        if sampling.logprobs is None:
-            return made
-        words = _words(response, self.codec)
-        return replace(
-            made, log_probs=self.codec.log_probs(words, response.log_probs[: len(words)], response.likeliest)
-        )
+        return self.codec.completion(response.token_ids, end)
 
     def _turns(self, tasks: set[asyncio.Task[None]]) -> Generator[None, None, None]:
         """Yield after each turn of the event loop, in which the engine makes a step, until the tasks have ended.
@@ -486,48 +437,6 @@ class VllmEngine:
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # of several that failed one is told
-
-
-class _PieceStream:
-    """Reports the text of one response as it grows."""
-
-    def __init__(
-        self, codec: LimitedCodec, sampling: SamplingSettings, *, place: int, on_piece: Callable[[TextPiece], None]
-    ) -> None:
-        self._codec = codec
-        self._place = place
-        self._on_piece = on_piece
-        self._log_probs = sampling.logprobs is not None
-        self._text = TextStream(codec.tokenizer, stops=sampling.stops)
-        self._read = self._told = 0
-        """Tokens whose text was decoded, and whose log-probs were reported."""
-
-    def read(self, response: Response) -> None:
-        """Report the new text; within a character there is none yet."""
-        words = _words(response, self._codec)
-        self._report(self._text.add(words[self._read :]), response, tokens=len(words))
-        self._read = len(words)
-
-    def end(self, response: Response) -> None:
-        """Report what was held back."""
-        self._report(self._text.rest(), response, tokens=self._read)
-
-    def _report(self, text: str, response: Response, *, tokens: int) -> None:
-        if not text:
-            return
-        log_probs: tuple[TokenLogProb, ...] = ()
-        if self._log_probs:
-            new = slice(self._told, tokens)
-            log_probs = self._codec.log_probs(
-                response.token_ids[new], response.log_probs[new], response.likeliest[new]
-            )
-            self._told = tokens
-        self._on_piece(TextPiece(place=self._place, text=text, log_probs=log_probs))
-
-
-def _words(response: Response, codec: LimitedCodec) -> Sequence[int]:
-    """Return the tokens of a response's text so far."""
-    return codec.words(response.token_ids, ended=response.finish_reason == "stop" and response.stop_text is None)
 
 
 def _leave_group() -> None:

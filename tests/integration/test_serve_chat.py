@@ -4,15 +4,18 @@ import base64
 import re
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from helpers.processes import warm_python
 from helpers.recipe_samples import png
 from helpers.reward_servers import ROOT, everything
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item
@@ -22,29 +25,38 @@ KEY = "sesame"
 IMAGE = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
 
 
-# One whose class in vLLM is its own, and one for which `vllm serve` needs a flag on CPUs.
+# An adapter of one whose class in vLLM is its own, and one for which `vllm serve` needs a flag on CPUs.
 @pytest.fixture(params=["llm", "qwen3_vl"])
 def served(request, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Iterator[openai.OpenAI]:
-    command = [warm_python(), "-m", "lmm_r1.cli.serve_chat", "--model", str(tiny_checkpoint(request.param))]
+    model = tiny_checkpoint(request.param)
+    if request.param == "llm":
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
+        adapted.save_pretrained(model := tmp_path / "adapter")
+    # A fork of the warm Python would get no SIGTERM.
+    command = [sys.executable, "-m", "lmm_r1.cli.serve_chat", "--model", str(model)]
     command += ["--name", "tiny", "--port", "0", "--port-file", str(tmp_path / "port"), "--token-env", "CHAT_KEY"]
-    environment = everything() | {"CHAT_KEY": KEY}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = next(line for line in process.stdout if "chat server" in line)
-            match = re.fullmatch(r"chat server: (http://127\.0\.0\.1:(\d+)/v1)\n", line)
-            assert match is not None, line
-            client = openai.OpenAI(base_url=match[1], api_key=KEY, max_retries=0)
-            assert [one.id for one in client.models.list().data] == ["tiny"]
-            assert (tmp_path / "port").read_text() == f"{match[2]}\n"
-            yield client
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 0
+    # Sockets have no room for the path of `tmp_path`.
+    with tempfile.TemporaryDirectory() as folder:
+        environment = everything() | {"CHAT_KEY": KEY, "TMPDIR": folder}
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                line = next(line for line in process.stdout if "chat server" in line)
+                match = re.fullmatch(r"chat server: (http://127\.0\.0\.1:(\d+)/v1)\n", line)
+                assert match is not None, line
+                client = openai.OpenAI(base_url=match[1], api_key=KEY, max_retries=0)
+                assert [one.id for one in client.models.list().data] == ["tiny"]
+                assert (tmp_path / "port").read_text() == f"{match[2]}\n"
+                assert len(list(Path(folder).glob("lmm-r1-merged-*"))) == (request.param == "llm")
+                yield client
+            finally:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=60) == 0
+        assert not list(Path(folder).glob("lmm-r1-merged-*"))
 
 
 def asked(client: openai.OpenAI, content: Any = "1+1?", **fields: Any) -> Any:
-    messages = [{"role": "user", "content": content}]
+    messages: Any = [{"role": "user", "content": content}]
     return client.chat.completions.create(model="tiny", messages=messages, **({"max_tokens": 12} | fields))
 
 

@@ -13,7 +13,7 @@ from helpers.scripted_engines import ENGINE, CountingEngine
 from lmm_r1 import cpu
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.generation import vllm_engine
-from lmm_r1.generation.engine import Asked, AskedRows, SamplingSettings, TextPiece
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.vllm_engine import VllmEngine
 
 SETTINGS = replace(ENGINE, max_images=1)
@@ -106,63 +106,6 @@ def test_leaving_early_aborts_what_runs(load):
     assert len(counting.aborted) == 2
     assert counting.left == {}
     assert len(list(engine.respond(questions("?"), ONE))) == 1, "the engine goes on"
-
-
-class ClientRows(AskedRows):
-    """Rows of clients, of which some disconnect and some come later."""
-
-    def __init__(self, *texts: str, sampling: SamplingSettings = ONE) -> None:
-        self.coming = [(index, Asked(row=row, sampling=sampling)) for index, row in questions(*texts)]
-        self.gone: set[int] = set()
-
-    def __next__(self) -> tuple[int, Asked]:
-        if not self.coming:
-            raise StopIteration
-        return self.coming.pop(0)
-
-    def is_abandoned(self, index: int) -> bool:
-        return index in self.gone
-
-
-def test_a_row_that_nobody_waits_for_any_more_frees_its_place(load):
-    counting = CountingEngine(lambda prompt: [length(prompt) ** 2])
-    engine = load(counting)
-    asked = ClientRows("a", "a longer one", "one that is longer still", "?")
-    engine.responses = 3
-    outcomes = engine.answer(asked)
-    assert next(outcomes).index == 0
-    asked.gone.add(2)
-    assert sorted(outcome.index for outcome in outcomes) == [1, 3]
-    assert len(counting.aborted) == 1
-    assert counting.left == {}
-
-
-def test_a_request_that_comes_later_does_not_wait_for_the_long_ones_before_it(load):
-    counting = CountingEngine(lambda prompt: [1000 if length(prompt) > 40 else 3])
-    engine = load(counting)
-    asked = ClientRows("very long " * 10, "?")
-    engine.responses = 8
-    outcomes = engine.answer(asked)
-    assert next(outcomes).index == 1
-    [later] = questions("!")
-    asked.coming.append((2, Asked(row=later[1], sampling=ONE)))
-    assert next(outcomes).index == 2
-    assert counting.steps < 20
-    outcomes.close()
-
-
-def test_pieces_of_each_response_are_its_text_before_the_first_stop(load):
-    engine = load(CountingEngine(lambda prompt: [40, 30], ends=lambda prompt: "stop"))
-    whole = engine.codec.text(list(range(1, 41)), ended=True)
-    stop = whole[10:13]
-    pieces: list[TextPiece] = []
-    sampling = SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=99, stops=("never", stop))
-    asked = ClientRows("?", sampling=sampling)
-    asked.coming[0] = (0, replace(asked.coming[0][1], on_piece=pieces.append))
-    [outcome] = engine.answer(asked)
-    assert [one.text for one in outcome.completions] == [whole[: whole.index(stop)]] * 2
-    for place in (0, 1):
-        assert "".join(one.text for one in pieces if one.place == place) == outcome.completions[place].text
 
 
 def test_a_response_that_was_broken_off_is_told_with_its_row(load):
