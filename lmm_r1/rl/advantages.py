@@ -8,7 +8,7 @@ an advantage of any size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import get_args
@@ -28,27 +28,17 @@ LEAST_VARIANCE = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardedPass:
-    """The tokens of some of a rollout's samples, as a pass of the models computed them."""
-
-    places: Sequence[int]
-    """The places of its B samples in the rollout."""
-    mask: torch.Tensor
-    """(B, A), 1 for the generated tokens."""
-    kl: torch.Tensor
-    """(B, A), the estimated KL divergence of each token, which reduces its reward."""
-    values: torch.Tensor | None = None
-    """(B, A), the critic's."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RewardedRollout:
-    """The input of an estimator."""
+    """The input of an estimator: G groups of n samples of up to A + 1 tokens, one group after the other."""
 
     rewards: torch.Tensor
-    """(G, n), the rewards of the n samples of each of G prompts, in the rollout's order."""
-    passes: Sequence[RewardedPass]
-    """Together they hold every sample once."""
+    """(G, n)."""
+    mask: torch.Tensor
+    """(G n, A), 1 for the generated tokens."""
+    kl: torch.Tensor
+    """(G n, A), the estimated KL divergence of each token, which reduces its reward."""
+    values: torch.Tensor | None = None
+    """(G n, A), the critic's."""
     kl_coef: float
     gamma: float
     lambd: float
@@ -66,11 +56,11 @@ class RewardedRollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The output of an estimator for each pass, all (B, A); values of tokens that were not generated are undefined."""
+    """The output of an estimator, all (G n, A); values of tokens that were not generated are undefined."""
 
-    token_rewards: list[torch.Tensor]
-    advantages: list[torch.Tensor]
-    returns: list[torch.Tensor]
+    token_rewards: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
 
 
 Estimator = Callable[[RewardedRollout], Estimate]
@@ -81,17 +71,11 @@ def gae(rollout: RewardedRollout) -> Estimate:
 
     A_t = sum_k (gamma lambda)^k delta_{t+k} with delta_t = r_t + gamma V_{t+1} - V_t, and returns A_t + V_t.
     """
-    rewards = token_rewards(rollout, rollout.rewards)
-    advantages, returns = [], []
-    for part, reward in zip(rollout.passes, rewards, strict=True):
-        assert part.values is not None, "gae has a critic"
-        values = part.mask * part.values
-        estimated = generalized_advantages(
-            part.mask * reward, values, mask=part.mask, gamma=rollout.gamma, lambd=rollout.lambd
-        )
-        advantages.append(estimated)
-        returns.append(estimated + values)
-    return _whitened(Estimate(token_rewards=rewards, advantages=advantages, returns=returns), rollout)
+    assert rollout.values is not None, "gae has a critic"
+    rewards, mask = token_rewards(rollout, rollout.rewards), rollout.mask
+    values = mask * rollout.values
+    advantages = generalized_advantages(mask * rewards, values, mask=mask, gamma=rollout.gamma, lambd=rollout.lambd)
+    return _whitened(Estimate(token_rewards=rewards, advantages=advantages, returns=advantages + values), rollout)
 
 
 def reinforce(rollout: RewardedRollout) -> Estimate:
@@ -176,25 +160,22 @@ def estimator_named(name: str) -> Estimator:
         return found
 
     rewards, zeros = torch.tensor([[1.0, 0.0]], dtype=torch.double), torch.zeros(2, 2)
-    part = RewardedPass(places=(0, 1), mask=torch.ones_like(zeros, dtype=torch.long), kl=zeros, values=zeros)
-    alone = RewardedRollout(rewards=rewards, passes=[part], kl_coef=0.0, gamma=1.0, lambd=1.0, divide=True)
-    estimate(replace(alone, greedy=torch.zeros_like(rewards[:, :1])))
+    ones = torch.ones(2, 2, dtype=torch.long)
+    plain = RewardedRollout(rewards=rewards, mask=ones, kl=zeros, kl_coef=0.0, gamma=1.0, lambd=1.0, divide=True)
+    estimate(replace(plain, values=zeros, greedy=torch.zeros_like(rewards[:, :1])))
     return estimate
 
 
-def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch.Tensor]:
-    """Return the rewards of each pass's tokens, (B, A): minus the token's KL, plus the sample's reward at its last token.
+def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> torch.Tensor:
+    """Return the rewards of tokens, (G n, A): minus the token's KL, plus the sample's reward at its last token.
 
     Args:
         rewards: (G, n), the rewards of the samples.
     """
-    flat = rewards.flatten()
-    found = []
-    for part in rollout.passes:
-        last = part.mask.shape[1] - 1 - part.mask.long().fliplr().argmax(dim=1, keepdim=True)
-        outcome = flat[list(part.places), None].to(part.kl.dtype)
-        found.append(torch.zeros_like(part.kl).scatter_(1, last, outcome) - max(rollout.kl_coef, 0.0) * part.kl)
-    return found
+    mask, kl = rollout.mask, rollout.kl
+    last = mask.shape[1] - 1 - mask.long().fliplr().argmax(dim=1, keepdim=True)
+    outcomes = torch.zeros_like(kl).scatter_(1, last, rewards.reshape(-1, 1).to(kl.dtype))
+    return outcomes - max(rollout.kl_coef, 0.0) * kl
 
 
 def discounted_returns(rewards: torch.Tensor, *, mask: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -291,37 +272,30 @@ def _counts(rewards: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor
     return counted.double().sum(-1, keepdim=True)
 
 
-def whitened(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], *, divide: bool) -> list[torch.Tensor]:
-    """Return advantages minus the mean over all tokens of a batch, with `divide` also divided by their deviation.
+def whitened(advantages: torch.Tensor, mask: torch.Tensor, *, divide: bool) -> torch.Tensor:
+    """Return advantages minus the mean over all tokens, with `divide` also divided by their deviation.
 
     Advantages that are all equal, for example of one token, become 0, as do those of a batch without tokens.
 
     Args:
-        advantages: (B, A) each.
-        masks: (B, A) each; the tokens that count are 1.
+        advantages, mask: (B, A); the tokens that count are 1.
     """
-    counted = [values[mask.bool()] for values, mask in zip(advantages, masks, strict=True)]
-    values = torch.cat(counted).double()
+    values = advantages[mask.bool()].double()
     if not len(values) or _are_equal(values):
-        return [torch.zeros_like(part, dtype=torch.float) for part in advantages]
-    mean = values.mean()
+        return torch.zeros_like(advantages, dtype=torch.float)
     scale = values.var(correction=0).clamp(min=LEAST_VARIANCE).rsqrt() if divide else 1.0
-    return [((part.double() - mean) * scale).float() for part in advantages]
+    return ((advantages.double() - values.mean()) * scale).float()
 
 
 def _returns(rollout: RewardedRollout, rewards: torch.Tensor) -> Estimate:
     """Return the estimate whose advantages are the returns of the samples' rewards (G, n)."""
     found = token_rewards(rollout, rewards)
-    returns = [
-        discounted_returns(part.mask * reward, mask=part.mask, gamma=rollout.gamma)
-        for part, reward in zip(rollout.passes, found, strict=True)
-    ]
-    return Estimate(token_rewards=found, advantages=[part.clone() for part in returns], returns=returns)
+    returns = discounted_returns(rollout.mask * found, mask=rollout.mask, gamma=rollout.gamma)
+    return Estimate(token_rewards=found, advantages=returns.clone(), returns=returns)
 
 
 def _whitened(estimate: Estimate, rollout: RewardedRollout) -> Estimate:
-    masks = [part.mask for part in rollout.passes]
-    return replace(estimate, advantages=whitened(estimate.advantages, masks, divide=rollout.divide))
+    return replace(estimate, advantages=whitened(estimate.advantages, rollout.mask, divide=rollout.divide))
 
 
 def _are_equal(values: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from lmm_r1.config.ppo import AHEAD_TOKENS
 from lmm_r1.data.sample import media_before
 from lmm_r1.errors import UserError
 from lmm_r1.host.workers import WorkerGroup
-from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named, group_deviations
+from lmm_r1.rl.advantages import RewardedRollout, estimator_named, group_deviations
 from lmm_r1.rl.batching import Pass, PassLimits, forward_passes, sample_sizes
 from lmm_r1.rl.losses import estimated_kl
 from lmm_r1.rl.mismatch import Mismatch
@@ -209,14 +209,9 @@ def add_advantages(
         for sample, deviation in zip(samples, deviations, strict=True):
             sample.logged["group_reward_std"] = deviation
     estimate = estimator_named(config.algo.advantage.estimator)(rollout)
-    (every_reward,), (every_advantage,), (every_return,) = (
-        estimate.token_rewards,
-        estimate.advantages,
-        estimate.returns,
-    )
     for place, sample in enumerate(samples):
         width = len(sample.loss_mask)
-        sample.advantages, sample.returns = every_advantage[place, :width], every_return[place, :width]
+        sample.advantages, sample.returns = estimate.advantages[place, :width], estimate.returns[place, :width]
         # One bad value makes a whole whitened batch non-finite; returns still show which sample it is.
         counted = torch.where(sample.loss_mask, sample.returns, 0.0)
         _check_finite(sample, counted.sum().item(), what="advantage")
@@ -225,7 +220,7 @@ def add_advantages(
             sample.advantages = torch.zeros_like(sample.advantages)
             sample.returns = sample.returns if sample.values is None else sample.values
         # A masked sample has no last token: its reward is in the last column.
-        sample.logged["return"] = every_reward[place].sum().item()
+        sample.logged["return"] = estimate.token_rewards[place].sum().item()
         sample.kl = None
 
 
@@ -237,16 +232,12 @@ def _rewarded_rollout(
     for number, sample in enumerate(samples):
         assert (sample.place, sample.group) == (number, number // size), "whole groups, in the rollout's order"
     counted = torch.tensor([not sample.masked for sample in samples])
-    tokens = RewardedPass(
-        places=range(len(samples)),
-        mask=stacked(samples, lambda sample: sample.loss_mask * (not sample.masked)).long(),
-        kl=stacked(samples, lambda sample: _given(sample.kl)),
-        values=None if samples[0].values is None else stacked(samples, lambda sample: _given(sample.values)),
-    )
     return RewardedRollout(
         rewards=torch.tensor([_given(sample.reward) for sample in samples], dtype=torch.double).view(-1, size),
         counted=None if counted.all() else counted.view(-1, size),
-        passes=[tokens],
+        mask=stacked(samples, lambda sample: sample.loss_mask * (not sample.masked)).long(),
+        kl=stacked(samples, lambda sample: _given(sample.kl)),
+        values=None if samples[0].values is None else stacked(samples, lambda sample: _given(sample.values)),
         kl_coef=kl_weight,
         gamma=settings.gamma,
         lambd=settings.lambd,

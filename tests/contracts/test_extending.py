@@ -14,7 +14,7 @@ from helpers.commands_here import start_anew
 
 from lmm_r1 import cli
 from lmm_r1.cluster.worker_processes import KIT_VARIABLE
-from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named
+from lmm_r1.rl.advantages import RewardedRollout, estimator_named
 from lmm_r1.rl.losses import LossSettings, PolicyPass, loss_named
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,11 +111,12 @@ def test_the_verifier_is_a_reward_of_its_own_file(folder):
 
 def test_the_estimator_and_the_loss_have_their_values_by_hand(folder):
     mask = torch.tensor([[1, 0], [1, 1], [0, 1]])
-    part = RewardedPass(places=(0, 1, 2), mask=mask, kl=torch.zeros(3, 2))
     rewards = torch.tensor([[1.0, 0.0, 0.5]], dtype=torch.double)
-    rollout = RewardedRollout(rewards=rewards, passes=[part], kl_coef=0.0, gamma=1.0, lambd=1.0, divide=False)
+    rollout = RewardedRollout(
+        rewards=rewards, mask=mask, kl=torch.zeros(3, 2), kl_coef=0.0, gamma=1.0, lambd=1.0, divide=False
+    )
     # Minus the mean of 0.5, divided by the range of 1 and the least of 1.
-    (advantages,) = estimator_named("group_range.py?least=1")(rollout).advantages
+    advantages = estimator_named("group_range.py?least=1")(rollout).advantages
     assert (advantages * mask).tolist() == [[0.25, 0.0], [-0.25, -0.25], [0.0, 0.0]]
     given = PolicyPass(
         log_probs=torch.full((1, 3), math.log(0.6)),

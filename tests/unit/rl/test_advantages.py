@@ -23,7 +23,6 @@ from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.rl.advantages import (
     ESTIMATORS,
     Estimate,
-    RewardedPass,
     RewardedRollout,
     best_of_k_advantages,
     discounted_returns,
@@ -97,21 +96,25 @@ def single(*rewards: float) -> torch.Tensor:
 def estimate(rewards: torch.Tensor, *, estimator: str, **settings: object) -> Estimate:
     """The estimate of rewards (G, n) of responses of one token each, whose values are 0, in one pass."""
     count = rewards.numel()
-    whole = RewardedPass(
-        places=range(count),
-        mask=torch.ones(count, 1, dtype=torch.long),
-        kl=torch.zeros(count, 1, dtype=torch.double),
-        values=torch.zeros(count, 1, dtype=torch.double),
-    )
-    plain = {"kl_coef": 0.0, "gamma": 1.0, "lambd": 1.0, "divide": True, "pass_k": 1}
+    zeros = torch.zeros(count, 1, dtype=torch.double)
+    plain = {
+        "mask": torch.ones(count, 1, dtype=torch.long),
+        "kl": zeros,
+        "values": zeros,
+        "kl_coef": 0.0,
+        "gamma": 1.0,
+        "lambd": 1.0,
+        "divide": True,
+        "pass_k": 1,
+    }
     plain["greedy"] = rewards.double().mean(dim=-1, keepdim=True)
-    rollout = RewardedRollout(rewards=rewards.double(), passes=[whole], **{**plain, **settings})
+    rollout = RewardedRollout(rewards=rewards.double(), **{**plain, **settings})
     return ESTIMATORS[estimator](rollout)
 
 
 def shaped_rewards(rewards: torch.Tensor, *, estimator: str, **settings: object) -> torch.Tensor:
     """Each sample's reward (G, n) as its tokens get it: against its group's or its batch's."""
-    (found,) = estimate(rewards, estimator=estimator, **settings).token_rewards
+    found = estimate(rewards, estimator=estimator, **settings).token_rewards
     return found.view(rewards.shape)
 
 
@@ -176,11 +179,11 @@ def test_a_sample_alone_is_compared_with_nothing(estimator):
 
 @pytest.mark.parametrize("estimator", NAMES)
 def test_what_is_whitened_is_said_by_the_estimator(estimator):
-    (advantages,) = estimate(single(*PAIR), estimator=estimator).advantages
+    advantages = estimate(single(*PAIR), estimator=estimator).advantages
     case = BY_HAND[estimator]
     expected = [-1.0, 1.0] if case.whitened else case.pair
     assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
-    (advantages,) = estimate(single(*PAIR), estimator=estimator, divide=False).advantages
+    advantages = estimate(single(*PAIR), estimator=estimator, divide=False).advantages
     expected = [-0.4, 0.4] if case.whitened else case.pair
     assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -191,7 +194,7 @@ def test_advantages_move_with_rewards_as_they_should(estimator):
     order = torch.tensor([3, 0, 4, 1, 2])
 
     def advantages(rewards: torch.Tensor) -> torch.Tensor:
-        (found,) = estimate(rewards, estimator=estimator, pass_k=3).advantages
+        found = estimate(rewards, estimator=estimator, pass_k=3).advantages
         return found.view(rewards.shape).double()
 
     plain = advantages(rewards)
@@ -246,12 +249,11 @@ def test_the_best_of_k_is_the_mean_over_all_sets(k):
 
 @pytest.mark.parametrize("estimator", NAMES)
 def test_an_empty_response_has_no_advantage_and_spoils_none(estimator):
-    part = RewardedPass(
-        places=[0, 1, 2], mask=torch.tensor([[1, 1], [0, 0], [1, 0]]), kl=torch.zeros(3, 2), values=torch.zeros(3, 2)
-    )
     rollout = RewardedRollout(
         rewards=torch.tensor([[1.0, 0.0, 0.0]]).double(),
-        passes=[part],
+        mask=torch.tensor([[1, 1], [0, 0], [1, 0]]),
+        kl=torch.zeros(3, 2),
+        values=torch.zeros(3, 2),
         kl_coef=0.0,
         gamma=1.0,
         lambd=1.0,
@@ -259,7 +261,7 @@ def test_an_empty_response_has_no_advantage_and_spoils_none(estimator):
         greedy=torch.zeros(1, 1),
     )
     found = ESTIMATORS[estimator](rollout)
-    (advantages,), (returns,) = found.advantages, found.returns
+    advantages, returns = found.advantages, found.returns
     assert advantages.isfinite().all()
     assert returns.isfinite().all()
     assert not returns[1].any()
@@ -268,22 +270,23 @@ def test_an_empty_response_has_no_advantage_and_spoils_none(estimator):
 
 def test_the_last_token_that_counts_gets_the_reward_and_each_pays_its_kl():
     # Turns: what stands between them is not generated, and the padding behind neither.
-    part = RewardedPass(
-        places=[1, 0],
+    rollout = RewardedRollout(
+        rewards=torch.tensor([[3.0, 5.0]]).double(),
         mask=torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]]),
         kl=torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 4.0, 0.0, 0.0]]),
-    )
-    rollout = RewardedRollout(
-        rewards=torch.tensor([[5.0, 3.0]]).double(), passes=[part], kl_coef=0.5, gamma=0.5, lambd=1.0, divide=False
+        kl_coef=0.5,
+        gamma=0.5,
+        lambd=1.0,
+        divide=False,
     )
     found = ESTIMATORS["reinforce"](rollout)
-    assert found.token_rewards[0].tolist() == [[-0.5, 0.0, 2.0, 0.0], [0.0, -2.0, 0.0, 5.0]]
+    assert found.token_rewards.tolist() == [[-0.5, 0.0, 2.0, 0.0], [0.0, -2.0, 0.0, 5.0]]
     # -0.5 + 2 / 2, as what stands between turns discounts nothing; 5, 5 / 2, 5 / 4 - 2, -0.75 / 2.
-    counted = part.mask.bool()
-    assert found.returns[0][counted].tolist() == [0.5, 2.0, -0.375, -0.75, 2.5, 5.0]
+    counted = rollout.mask.bool()
+    assert found.returns[counted].tolist() == [0.5, 2.0, -0.375, -0.75, 2.5, 5.0]
     # Over the six generated tokens: (0.5 + 2 - 0.375 - 0.75 + 2.5 + 5) / 6.
     mean = 8.875 / 6
-    assert found.advantages[0][part.mask.bool()].tolist() == pytest.approx(
+    assert found.advantages[counted].tolist() == pytest.approx(
         [value - mean for value in (0.5, 2.0, -0.375, -0.75, 2.5, 5.0)], abs=1e-6
     )
 
@@ -320,7 +323,7 @@ def test_nobody_is_compared_with_a_sample_that_does_not_count(estimator, fourth)
     counted = torch.tensor([[True, True, True, False]])
     greedy = torch.tensor([[0.5]])
     rewards = single(1.0, 0.0, 0.5, fourth)
-    (found,) = estimate(rewards, estimator=estimator, counted=counted, greedy=greedy).token_rewards
+    found = estimate(rewards, estimator=estimator, counted=counted, greedy=greedy).token_rewards
     assert found.flatten()[:3].tolist() == pytest.approx(BY_HAND[estimator].uncounted, abs=1e-6)
     assert found.flatten()[3] == 0.0
 
@@ -328,17 +331,17 @@ def test_nobody_is_compared_with_a_sample_that_does_not_count(estimator, fourth)
 def test_a_group_of_which_nothing_counts_has_no_advantage():
     nothing = torch.zeros(1, 2, dtype=torch.bool)
     for estimator in COMPARING:
-        (found,) = estimate(single(1.0, 0.0), estimator=estimator, counted=nothing).token_rewards
+        found = estimate(single(1.0, 0.0), estimator=estimator, counted=nothing).token_rewards
         assert not found.any()
 
 
 def test_a_batch_is_whitened_over_its_tokens():
     # 1, 3 and 5 count: mean 3, variance 8/3.
-    parts, masks = [torch.tensor([[1.0, 3.0], [50.0, 5.0]])], [torch.tensor([[1, 1], [0, 1]])]
-    (white,) = whitened(parts, masks, divide=True)
-    assert white[masks[0].bool()].tolist() == pytest.approx([-2 / math.sqrt(8 / 3), 0.0, 2 / math.sqrt(8 / 3)])
-    (white,) = whitened(parts, masks, divide=False)
-    assert white[masks[0].bool()].tolist() == [-2.0, 0.0, 2.0]
+    given, mask = torch.tensor([[1.0, 3.0], [50.0, 5.0]]), torch.tensor([[1, 1], [0, 1]])
+    white = whitened(given, mask, divide=True)
+    assert white[mask.bool()].tolist() == pytest.approx([-2 / math.sqrt(8 / 3), 0.0, 2 / math.sqrt(8 / 3)])
+    white = whitened(given, mask, divide=False)
+    assert white[mask.bool()].tolist() == [-2.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize("divide", [True, False])
@@ -346,7 +349,7 @@ def test_a_batch_is_whitened_over_its_tokens():
 @pytest.mark.parametrize("tokens", [0, 1, 7, 1000])
 def test_a_batch_of_equal_advantages_or_of_none_has_none(divide, value, tokens):
     mask = torch.arange(1200).view(2, 600) < tokens
-    (white,) = whitened([torch.full((2, 600), value)], [mask], divide=divide)
+    white = whitened(torch.full((2, 600), value), mask, divide=divide)
     assert not white.any()
 
 

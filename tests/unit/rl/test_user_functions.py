@@ -9,7 +9,7 @@ from helpers.rl_steps import random_pass, small_run
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
-from lmm_r1.rl.advantages import RewardedPass, RewardedRollout, estimator_named, group_norm
+from lmm_r1.rl.advantages import RewardedRollout, estimator_named, group_norm
 from lmm_r1.rl.losses import LossSettings, PolicyLoss, PolicyPass, loss_named
 
 FILE = """
@@ -107,10 +107,10 @@ def test_a_loss_of_a_file_gets_the_entropy_and_needs_a_reference_if_it_reads_the
 
 
 def test_an_estimator_of_a_file_may_return_what_those_of_the_project_do(file):
-    part = RewardedPass(places=(0, 1), mask=torch.ones(2, 3, dtype=torch.long), kl=torch.zeros(2, 3))
+    tokens = {"mask": torch.ones(2, 3, dtype=torch.long), "kl": torch.zeros(2, 3)}
     rewards = torch.tensor([[0.9, 1 / 3]], dtype=torch.double)
-    rollout = RewardedRollout(rewards=rewards, passes=[part], kl_coef=0.0, gamma=1.0, lambd=1.0, divide=False)
-    assert torch.equal(estimator_named(file)(rollout).advantages[0], group_norm(rollout).advantages[0])
+    rollout = RewardedRollout(rewards=rewards, **tokens, kl_coef=0.0, gamma=1.0, lambd=1.0, divide=False)
+    assert torch.equal(estimator_named(file)(rollout).advantages, group_norm(rollout).advantages)
 
 
 @pytest.mark.parametrize(
