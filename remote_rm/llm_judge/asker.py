@@ -125,9 +125,7 @@ class Asker:
         except (asyncio.TimeoutError, RequestFailed, MalformedVerdict, OSError, sqlite3.Error) as error:
             # An endpoint that replies is well: an answer that confuses the judge must not keep others from it.
             self._failures = 0 if isinstance(error, MalformedVerdict) else self._failures + 1
-            logger.warning(
-                "no verdict of the judge (%d failures in a row), the rule judges: %r", self._failures, error
-            )
+            logger.warning("no verdict (%d failures in a row), so the rule judges: %r", self._failures, error)
             return None
 
     async def _attempt(self, question: Question) -> bool:
@@ -184,7 +182,7 @@ class AskingJudge(VerifierPool):
     def refuse(self) -> None:
         """Refuse new items from now on; `judge` raises PoolUnavailable, also for the items in progress."""
         super().refuse()
-        for task in [] if self._asker is None else self._asker.under_way.values():
+        for task in self._asker.under_way.values() if self._asker is not None else ():
             task.cancel()
 
     async def stop(self) -> None:

@@ -50,9 +50,7 @@ class ChatEndpoint:
         variable = settings.judge_key_env
         self._key = os.environ.get(variable or KEY_ENV, "").strip()
         if variable is not None and not self._key:
-            raise NotReady(
-                f"--judge-key-env {variable}: this environment variable is not set or empty; export the key"
-            )
+            raise NotReady(f"--judge-key-env {variable}: this environment variable is not set or empty; export it")
         self._settings = settings
         self._base = settings.judge_url.rstrip("/")
 
@@ -68,17 +66,16 @@ class ChatEndpoint:
     async def reply(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, int | None]:
         """Return what the model says, and the tokens that the server reports, if it does; raises RequestFailed."""
         own = json.loads(self._settings.judge_body)
-        body = {"model": self._settings.judge_model, "messages": messages, "temperature": 0.0, **own}
-        text = await self._text(
-            "POST", "chat/completions", {name: body[name] for name in body if body[name] is not None}
-        )
+        fields = {"model": self._settings.judge_model, "messages": messages, "temperature": 0.0, **own}
+        body = {name: value for name, value in fields.items() if value is not None}
+        text = await self._text("POST", "chat/completions", body)
         try:
             answer = json.loads(text)
-            tokens = (answer.get("usage") or {}).get("total_tokens")
-            counted = None if tokens is None else max(0, min(int(tokens), 2**31))
-            return str(answer["choices"][0]["message"]["content"]), counted
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            said, usage = str(answer["choices"][0]["message"]["content"]), answer.get("usage")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise self._failed(f"the reply is no chat completion: {text}", is_paid=True) from error
+        tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+        return said, tokens if isinstance(tokens, int) and 0 <= tokens < 2**40 else None
 
     async def _text(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
         seconds = self._settings.judge_timeout_seconds
@@ -126,7 +123,7 @@ CREATE TABLE IF NOT EXISTS spending (
 );
 INSERT OR IGNORE INTO spending VALUES (1, 0, 0);
 """
-"""The log keeps writes short, some 50 us each; verdicts that a power cut loses are requested again."""
+"""The log keeps writes short, some 70 us each; verdicts that a power cut loses are requested again."""
 
 
 class Ledger:

@@ -184,9 +184,10 @@ def test_tokens_are_counted_by_what_the_replies_report(tmp_path):
     assert Ledger(str(tmp_path)).spending() == (2, 120)
 
 
-def test_a_cap_of_tokens_that_cannot_be_kept_ends_the_asking(caplog):
+@pytest.mark.parametrize("tokens", [None, -5])
+def test_a_cap_of_tokens_that_cannot_be_kept_ends_the_asking(caplog, tokens):
     async def silent(asked: Asked):
-        return completion(asked.fair, tokens=None)
+        return completion(asked.fair, tokens=tokens)
 
     items = [item("PARIS"), item("pARIS")]
     scores, asked = judged(silent, items, judge_max_tokens=100, judge_concurrency=1)
