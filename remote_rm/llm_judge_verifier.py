@@ -18,8 +18,6 @@ from remote_rm.verifier import Item, Score
 
 if TYPE_CHECKING:
     from remote_rm.llm_judge.asker import AskingJudge
-    from remote_rm.service.pool import VerifierPool
-    from remote_rm.verifier import ServiceLimits
 
 PARTS = ("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule")
 PREFIX, WEIGHTS = "judge_", ("accuracy_weight", "format_weight")
@@ -34,7 +32,7 @@ class LlmJudge(AnswerVerifier):
 
     Its settings are those of its flags.
 
-    `quick_score`, `score` and `failed_score` are only the rule's, as workers need them; `judge_around` asks the judge.
+    `quick_score`, `score` and `failed_score` are only the rule's, as workers need them; `judge_type` asks the judge.
     In addition to `accuracy` and `format` the parts of its scores are, each 0.0 or 1.0:
 
     - judge_asked: the judge's verdict counts, asked for now or earlier;
@@ -153,17 +151,17 @@ class LlmJudge(AnswerVerifier):
         reward = self.weights.accuracy * parts["accuracy"] + self.weights.format * parts["format"]
         return replace(told, reward=reward, score=parts["accuracy"], parts=parts, timed_out=False)
 
-    def judge_around(self, rules: "VerifierPool", *, limits: "ServiceLimits") -> "AskingJudge":
-        """Return a judge that uses the rule's pool and asks the language model."""
+    def judge_type(self) -> "type[AskingJudge]":
+        """Return the pool of the rule's workers that also asks the language model."""
         from remote_rm.llm_judge.asker import AskingJudge
 
-        return AskingJudge(self, rules=rules, max_queued_items=limits.max_queued_items)
+        return AskingJudge
 
     async def check_ready(self) -> None:
         """Raise NotReady if the judge cannot be asked, or its records cannot be kept."""
-        from remote_rm.llm_judge import asker
+        from remote_rm.llm_judge.asker import Asker
 
-        await asker.check_ready(self)
+        await Asker(self).check()
 
 
 VERIFIER = LlmJudge

@@ -118,11 +118,11 @@ def check_labels(items: Sequence[Item], *, verifier: Verifier) -> None:
 class AskingVerifier(Verifier, Protocol):
     """A verifier that waits for others over a network: no worker process and no `score` may wait so long.
 
-    Its `quick_score` and `score` are a rule's; the judge that asks wraps the rule's pool.
+    Its `quick_score` and `score` are a rule's; the judge that asks is a pool of the rule's workers, too.
     """
 
-    def judge_around(self, rules: VerifierPool, *, limits: ServiceLimits) -> PooledJudge:
-        """Return the judge that asks, in the event loop, if the pool's verdict is not final."""
+    def judge_type(self) -> type[VerifierPool]:
+        """Return the pool that asks, in the event loop, if the rule's verdict is not final."""
 
     async def check_ready(self) -> None:
         """Raise NotReady if the judge cannot be asked, before anything is started."""

@@ -429,9 +429,9 @@ class VerifierPool:
 
 
 def judge_of(verifier: Verifier, *, workers: int, item_timeout_seconds: float, limits: ServiceLimits) -> PooledJudge:
-    """Return the judge of a verifier: a pool, or for one that asks others, a judge around the pool of its rule."""
-    pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
-    return verifier.judge_around(pool, limits=limits) if isinstance(verifier, AskingVerifier) else pool
+    """Return the judge of a verifier: a pool, which for one that asks others is of the verifier's own type."""
+    judge_type = verifier.judge_type() if isinstance(verifier, AskingVerifier) else VerifierPool
+    return judge_type(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
 
 
 UNLIMITED_QUEUE = ServiceLimits(max_queued_items=sys.maxsize)
