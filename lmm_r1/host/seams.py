@@ -1,11 +1,11 @@
-"""What OpenRLHF's workers find: which names are replaced and why, and the settings that they read."""
+"""The names of other libraries that are replaced, and why; and the settings that OpenRLHF's workers read."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -93,17 +93,6 @@ def prepare_training() -> None:
     if not cpu.own_cuda():
         # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
         importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
-
-
-def resolve(path: str) -> Callable[..., Any]:
-    """Return the object at `module:name` or `module:class.method`; a Ray actor class gives the class inside it."""
-    module, _, names = path.partition(":")
-    target: Any = importlib.import_module(module)
-    for name in names.split("."):
-        target = getattr(target, name)
-        if hasattr(target, "__ray_metadata__"):
-            target = target.__ray_metadata__.modified_class
-    return target
 
 
 def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:

@@ -79,7 +79,6 @@ class KitValueModel(KitModule, torch.nn.Module):
         attention_mask: torch.Tensor | None = None,
         return_output: bool = False,
         ring_attn_group: dist.ProcessGroup | None = None,
-        packed_seq_lens: list[int] | None = None,
         media: Sequence[SampleMedia] = (),
         prompts: Prompts | None = None,
     ) -> Any:

@@ -1,4 +1,4 @@
-"""Every OpenRLHF name that is subclassed, replaced or used is there as expected, and none is used beside the list."""
+"""Every OpenRLHF name that is subclassed or used is there as expected, and none is used beside the list."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import yaml
 
 import lmm_r1
-from lmm_r1.host.seams import PATCHES, REPLACEMENTS, resolve
+from lmm_r1.host.seams import PATCHES
 from lmm_r1.lmm_kits.delta_rule import PACKED_MODULES, REPLACED_FUNCTIONS
 
 
@@ -22,35 +22,38 @@ from lmm_r1.lmm_kits.delta_rule import PACKED_MODULES, REPLACED_FUNCTIONS
 class Seam:
     upstream: str
     """`module:name`, or `module:class.method`."""
-    how: Literal["subclassed", "replaced", "used"]
+    how: Literal["subclassed", "used"]
     ours: str
-    """`module:name` of what takes its place or builds on it. `lmm_r1.host.seams` states it for a replaced name."""
+    """`module:name` of what builds on it."""
     reason: str
     signature: str
     """Parameter names of the callable or of the class's constructor, in order."""
 
 
-def _seam(row: dict[str, str]) -> Seam:
-    if row["how"] != "replaced":
-        return Seam(**row)
-    (known,) = (replacement for replacement in REPLACEMENTS if replacement.upstream == row["upstream"])
-    return Seam(**row, ours=known.ours, reason=known.reason)
-
-
 _FILE = Path(__file__).resolve().parents[1] / "data" / "openrlhf_names.yaml"
 SEAMS: tuple[Seam, ...] = tuple(
-    _seam(row) for rows in yaml.safe_load(_FILE.read_text(encoding="utf-8")).values() for row in rows
+    Seam(**row) for rows in yaml.safe_load(_FILE.read_text(encoding="utf-8")).values() for row in rows
 )
 
 
 PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
-REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]
 SUBCLASSED = [seam for seam in SEAMS if seam.how == "subclassed"]
 
 
 def title(seam: Seam) -> str:
     return f"{seam.how} {seam.upstream.removeprefix('openrlhf.')}"
+
+
+def resolve(path: str) -> Any:
+    """The object at `module:name` or `module:class.method`; a Ray actor class gives the class inside it."""
+    module, _, names = path.partition(":")
+    target: Any = importlib.import_module(module)
+    for name in names.split("."):
+        target = getattr(target, name)
+        if hasattr(target, "__ray_metadata__"):
+            target = target.__ray_metadata__.modified_class
+    return target
 
 
 def parameters(target: object) -> list[str]:
@@ -61,7 +64,6 @@ def parameters(target: object) -> list[str]:
 
 def test_a_name_is_listed_once():
     assert len({seam.upstream for seam in SEAMS}) == len(SEAMS)
-    assert {seam.upstream for seam in REPLACED} == {replacement.upstream for replacement in REPLACEMENTS}
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=title)
@@ -96,32 +98,6 @@ def test_a_subclassed_name_is_subclassed(seam):
     assert all(signature[name].default is not inspect.Parameter.empty for name in further)
 
 
-def names_read_in_functions(tree: ast.AST) -> set[str]:
-    """Names that functions read without having bound them: globals of the module at the time of the call."""
-    read = set()
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            nodes = list(ast.walk(function))
-            bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
-            bound |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-            bound |= {
-                alias.asname or alias.name
-                for node in nodes
-                if isinstance(node, ast.ImportFrom)
-                for alias in node.names
-            }
-            read |= {node.id for node in nodes if isinstance(node, ast.Name)} - bound
-    return read
-
-
-@pytest.mark.parametrize("seam", REPLACED, ids=title)
-def test_upstream_looks_a_replaced_name_up_where_it_is_replaced(seam):
-    module_name, name = seam.upstream.split(":")
-    module = importlib.import_module(module_name)
-    assert hasattr(module, name)
-    assert name in names_read_in_functions(ast.parse(inspect.getsource(module)))
-
-
 def openrlhf_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield (`module:name`, local name) of every import from OpenRLHF, wherever it stands; a module alone has no name."""
     for node in ast.walk(tree):
@@ -141,12 +117,7 @@ def is_listed(path: str) -> bool:
 @pytest.mark.parametrize("source", [name for name, tree in SOURCES.items() if any(openrlhf_imports(tree))])
 def test_every_name_taken_from_openrlhf_is_listed(source):
     for path, _ in openrlhf_imports(SOURCES[source]):
-        if path.endswith(":"):
-            # A module as a whole is imported only where one of its names is replaced.
-            assert source == "host/seams.py"
-            assert any(seam.upstream.startswith(path) and seam.how == "replaced" for seam in SEAMS)
-        else:
-            assert is_listed(path), f"lmm_r1/{source} takes {path}, which tests/data/openrlhf_names.yaml does not list"
+        assert is_listed(path), f"lmm_r1/{source} takes {path}, which tests/data/openrlhf_names.yaml does not list"
 
 
 def test_every_openrlhf_name_in_a_string_is_listed():
@@ -175,7 +146,7 @@ def root_name(expression: ast.expr) -> str:
     return expression.id if isinstance(expression, ast.Name) else ast.unparse(expression)
 
 
-def test_openrlhf_is_changed_in_no_other_place():
+def test_nothing_of_openrlhf_is_replaced():
     found = {}
     for source, tree in SOURCES.items():
         local_names = {name for _, name in openrlhf_imports(tree)}
@@ -185,11 +156,7 @@ def test_openrlhf_is_changed_in_no_other_place():
             elif root_name(target).startswith("importlib."):
                 found.setdefault(source, []).append(attribute)
     # DeepSpeed's build_shm_op is no name of OpenRLHF's.
-    assert {source: sorted(names) for source, names in found.items()} == {
-        "host/seams.py": ["build_shm_op", "init_device_mesh"]
-    }
-    (seam,) = REPLACED
-    assert seam.upstream == "openrlhf.utils.deepspeed.deepspeed:init_device_mesh"
+    assert found == {"host/seams.py": ["build_shm_op"]}
 
 
 # What a room above the host may not replace anything of, unless `PATCHES` has it.
