@@ -9,7 +9,6 @@ from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
     DeepSpeedConfig,
     EvalConfig,
-    Example,
     FirstHelp,
     LoggerConfig,
     WandbConfig,
@@ -85,22 +84,13 @@ class DPOConfig(SupervisedConfig):
     """Settings of one stage that trains on pairs of responses."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        Example(
-            what="Train on pairs of a chosen and a rejected response",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset pairs.jsonl --ckpt.output_dir runs/dpo",
-        ),
-        Example(
-            what="Train adapters, for which no second model is loaded as reference",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset pairs.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
-        ),
-        Example(
-            what="SimPO, which has no reference",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset pairs.jsonl --model.simpo_enable --model.beta 2"
-            " --ckpt.output_dir runs/simpo",
-        ),
+        {
+            "Train on pairs of a chosen and a rejected response": "--ckpt.output_dir runs/dpo",
+            "Train adapters, for which no second model is loaded as reference": "--ds.lora.rank 16"
+            " --ckpt.output_dir runs/lora",
+            "SimPO, which has no reference": "--model.simpo_enable --model.beta 2 --ckpt.output_dir runs/simpo",
+        },
+        rows="pairs.jsonl",
         flags=("model.beta", "ds.lora.rank"),
     )
 
@@ -173,22 +163,13 @@ class RMConfig(SupervisedConfig):
     """Settings of one stage that trains a reward model on pairs of responses."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        Example(
-            what="Train on pairs: which response is better",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset pairs.jsonl --ckpt.output_dir runs/rm",
-        ),
-        Example(
-            what="Train on the scores of the rows' responses",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset pairs.jsonl --model.loss_type regression --ckpt.output_dir runs/scores",
-        ),
-        Example(
-            what="Train adapters, and report how many held-out pairs are ranked correctly",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset pairs.jsonl --ds.lora.rank 16"
+        {
+            "Train on pairs: which response is better": "--ckpt.output_dir runs/rm",
+            "Train on the scores of the rows' responses": "--model.loss_type regression --ckpt.output_dir runs/scores",
+            "Train adapters, and report how many held-out pairs are ranked correctly": "--ds.lora.rank 16"
             " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
-        ),
+        },
+        rows="pairs.jsonl",
         flags=("model.loss_type", "ds.lora.rank"),
     )
 

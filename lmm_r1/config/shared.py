@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from importlib.util import find_spec
@@ -398,14 +399,15 @@ SUPERVISED_FLAGS = (
 )
 
 
-def supervised_help(*examples: Example, flags: tuple[str, str]) -> FirstHelp:
+def supervised_help(examples: Mapping[str, str], *, rows: str, flags: tuple[str, str]) -> FirstHelp:
     """Return the first help of a trainer that learns from rows.
 
     Args:
-        examples: three of them.
+        examples: by what they do, the arguments of three, after the model and the rows.
         flags: two flags of this trainer, in addition to those of all trainers.
     """
-    first, second, third = examples
+    given = f"--model.model_name_or_path models/vlm-3b --data.dataset {rows} "
+    first, second, third = (Example(what=what, arguments=given + rest) for what, rest in examples.items())
     return FirstHelp(examples=(first, second, third), flags=(*SUPERVISED_FLAGS, *flags))
 
 

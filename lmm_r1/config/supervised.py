@@ -11,7 +11,6 @@ from lmm_r1.config.shared import (
     DataConfig,
     DeepSpeedConfig,
     EvalConfig,
-    Example,
     FirstHelp,
     LoggerConfig,
     OptimizerConfig,
@@ -151,23 +150,13 @@ class SFTConfig(SupervisedConfig):
     """Settings of one supervised stage."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        Example(
-            what="Train on the responses in a file of conversations",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset rows.jsonl --ckpt.output_dir runs/sft",
-        ),
-        Example(
-            what="Train adapters instead of all weights, and measure a held-out file",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset rows.jsonl --ds.lora.rank 16"
+        {
+            "Train on the responses in a file of conversations": "--ckpt.output_dir runs/sft",
+            "Train adapters instead of all weights, and measure a held-out file": "--ds.lora.rank 16"
             " --eval.dataset held_out.jsonl --eval.reward math --ckpt.output_dir runs/lora",
-        ),
-        Example(
-            what="Take the settings from a file, some of them changed",
-            arguments="--config examples/scripts/lmm_r1/configs/cold_start.yaml"
-            " --model.model_name_or_path models/vlm-3b"
-            " --data.dataset rows.jsonl --adam.lr 1e-5",
-        ),
+            "Take the settings from a file, some of them changed": "--config examples/scripts/lmm_r1/configs/cold_start.yaml --adam.lr 1e-5",
+        },
+        rows="rows.jsonl",
         flags=("train.micro_batch_size", "ds.lora.rank"),
     )
 
@@ -244,26 +233,14 @@ class KDConfig(SFTConfig):
     """Settings of one stage that trains on a teacher's token distributions."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        Example(
-            what="Train on a larger model's distributions over the tokens of rows",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --teacher.model_name_or_path models/vlm-7b"
-            " --data.dataset rows.jsonl --ckpt.output_dir runs/kd",
-        ),
-        Example(
-            what="The reverse KL, and half of the updates on the student's own responses",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --teacher.model_name_or_path models/vlm-7b"
-            " --data.dataset rows.jsonl --model.kd_loss reverse_kl --rollout.on_policy_share 0.5"
+        {
+            "Train on a larger model's distributions over the tokens of rows": "--teacher.model_name_or_path models/vlm-7b --ckpt.output_dir runs/kd",
+            "The reverse KL, and half of the updates on the student's own responses": "--teacher.model_name_or_path models/vlm-7b --model.kd_loss reverse_kl --rollout.on_policy_share 0.5"
             " --ckpt.output_dir runs/on_policy",
-        ),
-        Example(
-            what="Longer sequences without padding, evaluated every 50 updates",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --teacher.model_name_or_path models/vlm-7b"
-            " --data.dataset rows.jsonl --data.max_len 8192 --ds.packing_samples"
+            "Longer sequences without padding, evaluated every 50 updates": "--teacher.model_name_or_path models/vlm-7b --data.max_len 8192 --ds.packing_samples"
             " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/packed",
-        ),
+        },
+        rows="rows.jsonl",
         flags=("teacher.model_name_or_path", "model.kd_loss"),
     )
 
