@@ -29,7 +29,7 @@ _NO_HOST = "[none: see --allow_urls]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedModel:
     """Where a model is served, and what its requests may read."""
 
     host: str
@@ -46,7 +46,7 @@ class Served:
     """Hosts from which images that requests name are fetched."""
 
 
-def serve(config: ChatConfig, served: Served, *, more: Sequence[str] = ()) -> None:
+def serve(config: ChatConfig, served: ServedModel, *, more: Sequence[str] = ()) -> None:
     """Serve a checkpoint until SIGINT or SIGTERM; raises UserError if it cannot be loaded.
 
     Args:
@@ -74,7 +74,7 @@ def serve(config: ChatConfig, served: Served, *, more: Sequence[str] = ()) -> No
         asyncio.run(_run(given, port_file=served.port_file, banned=sorted(codec.banned_token_ids)))
 
 
-def _of_server(served: Served) -> dict[str, Any]:
+def _of_server(served: ServedModel) -> dict[str, Any]:
     """Return arguments of `vllm serve` that open nothing but what was allowed."""
     gates = [f"{HostGate.__module__}.{HostGate.__qualname__}"] if is_local(served.host) else []
     return {

@@ -81,14 +81,14 @@ def _serve(args: argparse.Namespace) -> None:
     )
     check_chat(config)
     from lmm_r1.chat.chat_model import model_name
-    from lmm_r1.chat.server import Served, serve
+    from lmm_r1.chat.server import ServedModel, serve
     from remote_rm.service.access import check_access
 
     try:
         check_access(args.host, token=token, is_insecure=args.insecure)
     except ValueError as error:
         raise UserError(str(error)) from error
-    served = Served(
+    served = ServedModel(
         host=args.host,
         port=args.port,
         port_file=args.port_file,

@@ -507,22 +507,18 @@ class PPOConfig:
         examples=(
             Example(
                 what="GRPO on rows with answers, which the math verifier judges",
-                arguments="--actor.model_name_or_path models/vlm-3b"
-                " --data.prompt_dataset rows.jsonl --algo.advantage.estimator group_norm"
-                " --rollout.n_samples_per_prompt 8 --ckpt.output_dir runs/grpo",
+                arguments="--actor.model_name_or_path models/vlm-3b --data.prompt_dataset rows.jsonl"
+                " --algo.advantage.estimator group_norm --ckpt.output_dir runs/grpo",
             ),
             Example(
                 what="A reward of your own; policy, reference and engines take turns on the GPUs",
                 arguments="--actor.model_name_or_path models/vlm-3b"
-                " --data.prompt_dataset rows.jsonl --reward rewards.py --rollout.n_samples_per_prompt 8"
-                " --train.colocate_all"
-                " --ckpt.output_dir runs/own_reward",
+                " --data.prompt_dataset rows.jsonl --reward rewards.py --train.colocate_all --ckpt.output_dir runs/own",
             ),
             Example(
                 what="The settings of a stage of LMM-R1, some of them changed",
                 arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
-                " --actor.model_name_or_path models/vlm-3b"
-                " --data.prompt_dataset rows.jsonl --actor.adam.lr 5e-7 --ckpt.output_dir runs/fre",
+                " --actor.model_name_or_path models/vlm-3b --data.prompt_dataset rows.jsonl --actor.adam.lr 5e-7",
             ),
         ),
         flags=(

@@ -154,7 +154,8 @@ class SFTConfig(SupervisedConfig):
             "Train on the responses in a file of conversations": "--ckpt.output_dir runs/sft",
             "Train adapters instead of all weights, and measure a held-out file": "--ds.lora.rank 16"
             " --eval.dataset held_out.jsonl --eval.reward math --ckpt.output_dir runs/lora",
-            "Take the settings from a file, some of them changed": "--config examples/scripts/lmm_r1/configs/cold_start.yaml --adam.lr 1e-5",
+            "Take the settings from a file, some of them changed": "--adam.lr 1e-5"
+            " --config examples/scripts/lmm_r1/configs/cold_start.yaml",
         },
         rows="rows.jsonl",
         flags=("train.micro_batch_size", "ds.lora.rank"),
@@ -234,11 +235,12 @@ class KDConfig(SFTConfig):
 
     first_help: ClassVar[FirstHelp] = supervised_help(
         {
-            "Train on a larger model's distributions over the tokens of rows": "--teacher.model_name_or_path models/vlm-7b --ckpt.output_dir runs/kd",
-            "The reverse KL, and half of the updates on the student's own responses": "--teacher.model_name_or_path models/vlm-7b --model.kd_loss reverse_kl --rollout.on_policy_share 0.5"
-            " --ckpt.output_dir runs/on_policy",
-            "Longer sequences without padding, evaluated every 50 updates": "--teacher.model_name_or_path models/vlm-7b --data.max_len 8192 --ds.packing_samples"
-            " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/packed",
+            "Train on a larger model's distributions over the rows": "--teacher.model_name_or_path models/vlm-7b"
+            " --ckpt.output_dir runs/kd",
+            "The reverse KL, half of it on the student's responses": "--teacher.model_name_or_path models/vlm-7b"
+            " --model.kd_loss reverse_kl --rollout.on_policy_share 0.5 --ckpt.output_dir runs/on_policy",
+            "Longer sequences without padding, evaluated each 50 updates": "--teacher.model_name_or_path models/vlm-7b"
+            " --data.max_len 8192 --ds.packing_samples --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/kd",
         },
         rows="rows.jsonl",
         flags=("teacher.model_name_or_path", "model.kd_loss"),

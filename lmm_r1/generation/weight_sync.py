@@ -33,11 +33,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.files.atomic import writing
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, handle_of, slots_of, weights_in
 from lmm_r1.host.models import GatheredParameters, whole_state_dict, whole_weights
-from lmm_r1.host.openrlhf import (
-    get_physical_gpu_id,
-    stateless_init_process_group,
-    torch_dist_barrier_and_cuda_sync,
-)
+from lmm_r1.host.openrlhf import get_physical_gpu_id, stateless_init_process_group, torch_dist_barrier_and_cuda_sync
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import FrozenLinear4bit, adapted_layers, merged_layer, merged_state_dict, quantized_layers
 

@@ -127,7 +127,7 @@ class KitStrategy(CheckpointStrategy):
                 "--%slr_scheduler %s over %d updates",
                 *(prefix, cfg["adam"]["lr"], prefix, name, steps),
             )
-        optimizer_of_zero = self._engine_of(engine).optimizer
+        optimizer_of_zero = (engine if isinstance(engine, DeepSpeedEngine) else engine.model).optimizer
         add_up_in_accumulation_dtype(optimizer_of_zero)
         sleep_with_any_optimizer(optimizer_of_zero)
         if not self.deepcompile:
@@ -138,9 +138,6 @@ class KitStrategy(CheckpointStrategy):
     def _ds_init_eval_model(self, model: Any) -> Any:
         with _keeping_buffers(model):
             return super()._ds_init_eval_model(model)
-
-    def _engine_of(self, prepared: Any) -> DeepSpeedEngine:
-        return prepared if isinstance(prepared, DeepSpeedEngine) else prepared.model
 
     def _get_model_parameters(self, model: Any, *, optim: str | None = None, weight_decay: float = 0.0) -> Any:
         raw_model, groups = super()._get_model_parameters(model, optim=optim, weight_decay=weight_decay)

@@ -168,7 +168,7 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
         for rollout in stage.rollouts.read(indices)
     ]
     images = InlineImages(count=_image_count(drawn, stages=stages))
-    prompts = Prompts(images)
+    prompts = PromptTexts(images)
     places = [prompts.add(rollout.messages, stage=stages[number]) for number, rollout in drawn]
     episodes = [episode_record(rollout, images=images, folder=stages[number].folder) for number, rollout in drawn]
     records = [
@@ -291,7 +291,7 @@ def verdict(rollout: RecordedRollout) -> str | None:
     return "wrong" if accuracy <= 0 else "partly"
 
 
-class Prompts:
+class PromptTexts:
     """Collects conversations; equal ones are embedded once, whatever run, stage and step they are from."""
 
     def __init__(self, images: InlineImages) -> None:

@@ -123,11 +123,6 @@ def hand_out(
     return fits
 
 
-def shares_device_with_critic(config: PPOConfig) -> bool:
-    """Say whether policy and critic are on the same GPUs; without CUDA all models share the processor's cores."""
-    return not cpu.has_cuda() or (bool(config.train.colocate_all) and not config.train.colocate_critic_reward)
-
-
 def update_models(fits: Sequence[Fit], config: PPOConfig) -> dict[str, float]:
     """Update the models, and return their metrics.
 
@@ -140,7 +135,9 @@ def update_models(fits: Sequence[Fit], config: PPOConfig) -> dict[str, float]:
             metrics |= ray.get(fit.start())[0]
             ask(fit.group, TrainedWorker.offload_states)
         return metrics
-    for together in [[fit] for fit in fits] if shares_device_with_critic(config) else [fits]:
+    # Without CUDA all models share the processor's cores.
+    in_turn = not cpu.has_cuda() or (config.train.colocate_all and not config.train.colocate_critic_reward)
+    for together in [[fit] for fit in fits] if in_turn else [fits]:
         for result in ray.get([ref for fit in together for ref in fit.start()]):
             metrics |= result
     return metrics

@@ -46,12 +46,7 @@ from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engin
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import (
-    ImageFitting,
-    check_images_taken,
-    check_weights,
-    outlined_row,
-)
+from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken, check_weights, outlined_row
 from lmm_r1.lmm_kits.registry import KIT_FLAG, given_files
 from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
@@ -67,17 +62,7 @@ from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, Rewar
 from lmm_r1.scoring import RowChecker
 from lmm_r1.train.first_checks import has_checkpoints, no_prompt_fits, prompt_room, scorer_of
 from lmm_r1.train.restarts import Restarts
-from lmm_r1.train.start import (
-    Frame,
-    Plan,
-    blended_rows,
-    check_lengths,
-    framed,
-    model_flag,
-    opened,
-    say,
-    sized,
-)
+from lmm_r1.train.start import Frame, Plan, blended_rows, check_lengths, framed, model_flag, opened, say, sized
 from lmm_r1.train.stopping import last_words
 from remote_rm.client import RewardUnavailable
 

@@ -44,13 +44,7 @@ from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.records.metrics import Callbacks
 from lmm_r1.records.run_folder import ERROR_FILE, RunFolder
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.train.first_checks import (
-    FINGERPRINT_FILE,
-    check_output,
-    has_checkpoints,
-    left_by_a_run,
-    training_datasets,
-)
+from lmm_r1.train.first_checks import FINGERPRINT_FILE, check_output, has_checkpoints, left_by_a_run, training_datasets
 from lmm_r1.train.publication import publish
 from lmm_r1.train.stopping import StopRequests, reported_ends
 from remote_rm.redaction import hidden_settings
@@ -257,11 +251,7 @@ class Fingerprint:
 
     @classmethod
     def of(
-        cls,
-        config: PPOConfig | SupervisedConfig,
-        *,
-        models: Mapping[str, str],
-        rows: Mapping[str, Sequence[AnyRow]],
+        cls, config: PPOConfig | SupervisedConfig, *, models: Mapping[str, str], rows: Mapping[str, Sequence[AnyRow]]
     ) -> Fingerprint:
         """Return the fingerprint of a run.
 

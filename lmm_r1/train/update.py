@@ -87,8 +87,7 @@ def update(
     group, ranks = strategy.ds_device_mesh["dp"].get_group(), strategy.ds_device_mesh["dp"].size()
     counted = [counts(one) for one in passes]
     totals = torch.tensor(
-        [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))],
-        device=cpu.device(),
+        [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))], device=cpu.device()
     )
     dist.all_reduce(totals, group=group)
     # A step without units has losses of 0.
@@ -112,11 +111,7 @@ def update(
     dist.all_reduce(values, group=group)
     means = dict(zip(sums, values.tolist(), strict=True))
     return Step(
-        loss=means.pop("loss"),
-        means=means,
-        tokens=int(totals[1]),
-        rate=rate,
-        grad_norm=strategy.get_grad_norm(model),
+        loss=means.pop("loss"), means=means, tokens=int(totals[1]), rate=rate, grad_norm=strategy.get_grad_norm(model)
     )
 
 
