@@ -226,8 +226,9 @@ def test_a_flag_of_openrlhf_with_one_value_is_accepted_with_it_and_refused_with_
     for flag, known in accepted.items():
         group, dot, name = flag.rpartition(".")
         switch = isinstance(known.value, bool)
-        on, off = [f"--{flag}"], [f"--{group}{dot}no_{name}"]
-        given, other = ((on, off) if known.value else (off, on)) if switch else ([*on, str(known.value)], [*on, "2"])
+        given, other = [f"--{flag}"], [f"--{group}{dot}no_{name}"]
+        if known.value is not True:
+            given, other = (other, given) if switch else ([*given, str(known.value)], [*given, "2"])
         parse(config_class, [*given, "--train.seed", "3"], prog=command, description="")
         file.write_text(f"{flag}: {not known.value if switch else 2}\n")
         for refused in (other, ["--config", str(file)]):

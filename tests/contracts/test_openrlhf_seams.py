@@ -24,16 +24,14 @@ class Seam:
     """`module:name`, or `module:class.method`."""
     how: Literal["subclassed", "used"]
     ours: str
-    """`module:name` of what builds on it."""
+    """What builds on it."""
     reason: str
     signature: str
     """Parameter names of the callable or of the class's constructor, in order."""
 
 
 _FILE = Path(__file__).resolve().parents[1] / "data" / "openrlhf_names.yaml"
-SEAMS: tuple[Seam, ...] = tuple(
-    Seam(**row) for rows in yaml.safe_load(_FILE.read_text(encoding="utf-8")).values() for row in rows
-)
+SEAMS = tuple(Seam(**row) for rows in yaml.safe_load(_FILE.read_text(encoding="utf-8")).values() for row in rows)
 
 
 PACKAGE = Path(lmm_r1.__file__).parent
@@ -155,7 +153,6 @@ def test_nothing_of_openrlhf_is_replaced():
                 found.setdefault(source, []).append(attribute)
             elif root_name(target).startswith("importlib."):
                 found.setdefault(source, []).append(attribute)
-    # DeepSpeed's build_shm_op is no name of OpenRLHF's.
     assert found == {"host/seams.py": ["build_shm_op"]}
 
 

@@ -310,12 +310,12 @@ def test_evaluation_plays_every_episode_by_itself_whatever_training_does():
 
 def test_a_pass_of_samples_is_padded_for_its_loss_alone():
     asked = replace(QUESTION, columns={"level": 3})
-    observed = Segment(kind="observation", token_ids=(30, 31))
     turns = tuple(Segment(kind="generated", token_ids=ids, log_probs=(-1.0,) * len(ids)) for ids in ((20, 21), (22,)))
     whole = generated_sample((1, 2), (), of=asked, reward=1 / 3)
-    two_turns = replace(whole, segments=(whole.segments[0], turns[0], observed, turns[1]))
+    seen = Segment(kind="observation", token_ids=(30, 31))
     single = generated_sample((1, 2), (23,), of=asked, log_probs=[-2.0], reward=0.9)
-    samples = [TrainingSample.of(one, max_len=9) for one in (two_turns, single)]
+    both = (replace(whole, segments=(whole.segments[0], turns[0], seen, turns[1])), single)
+    samples = [TrainingSample.of(one, max_len=9) for one in both]
     for number, one in enumerate(samples):
         one.log_probs = one.reference_log_probs = one.advantages = torch.full((len(one.turns),), number + 1.0)
     given = PolicyPass.of(samples, log_probs=torch.zeros(2, 6), entropy=None)
@@ -324,5 +324,4 @@ def test_a_pass_of_samples_is_padded_for_its_loss_alone():
     assert given.mask.tolist() == [[0, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0]]
     assert given.advantages.tolist() == given.old_log_probs.tolist() == [[1.0] * 6, [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]]
     assert given.engine_log_probs.tolist() == [[0.0, -1.0, -1.0, 0.0, 0.0, -1.0], [0.0, -2.0, 0.0, 0.0, 0.0, 0.0]]
-    assert given.rewards.tolist() == pytest.approx([1 / 3, 0.9])
-    assert [columns["level"] for columns in given.columns] == [3, 3]
+    assert (given.rewards.tolist(), given.columns) == (pytest.approx([1 / 3, 0.9]), [{"level": 3}] * 2)
