@@ -35,7 +35,6 @@ def served(request, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> I
     # A fork of the warm Python would get no SIGTERM.
     command = [sys.executable, "-m", "lmm_r1.cli.serve_chat", "--model", str(model)]
     command += ["--name", "tiny", "--port", "0", "--port-file", str(tmp_path / "port"), "--token-env", "CHAT_KEY"]
-    # Sockets have no room for the path of `tmp_path`.
     with tempfile.TemporaryDirectory() as folder:
         environment = everything() | {"CHAT_KEY": KEY, "TMPDIR": folder}
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -44,7 +43,8 @@ def served(request, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> I
                 line = next(line for line in process.stdout if "chat server" in line)
                 match = re.fullmatch(r"chat server: (http://127\.0\.0\.1:(\d+)/v1)\n", line)
                 assert match is not None, line
-                client = openai.OpenAI(base_url=match[1], api_key=KEY, max_retries=0)
+                # The body of a refused request is not read: its connection may be reset, and the next request repeated.
+                client = openai.OpenAI(base_url=match[1], api_key=KEY, max_retries=1)
                 assert [one.id for one in client.models.list().data] == ["tiny"]
                 assert (tmp_path / "port").read_text() == f"{match[2]}\n"
                 assert len(list(Path(folder).glob("lmm-r1-merged-*"))) == (request.param == "llm")
