@@ -100,35 +100,32 @@ def run_models(
         ahead.wait()
         assert models.reference is not None, "refused by config.checks"
         ask(models.reference, ModelWorker.empty_cache)
-    rewards = policy = values = reference = None
+    started: list[tuple[str, WorkerGroup, list[ray.ObjectRef]]] = []
     if passes[0][0][0].reward is None:
         assert models.reward is not None, "refused by config.checks"
-        rewards = _start(models.reward, ModelWorker.forward, passes, wait=bool(train.colocate_all))
+        refs = _start(models.reward, ModelWorker.forward, passes, wait=bool(train.colocate_all))
+        started.append(("reward", models.reward, refs))
     if old_log_probs:
-        policy = _start(models.policy, ModelWorker.forward, passes, wait=with_reference)
+        refs = _start(models.policy, ModelWorker.forward, passes, wait=with_reference)
+        started.append(("log_probs", models.policy, refs))
     if models.critic is not None:
-        if train.colocate_critic_reward and rewards is not None and models.reward is not None:
-            ray.get(rewards)
-            ask(models.reward, ModelWorker.empty_cache)
+        if train.colocate_critic_reward and started and started[0][0] == "reward":
+            ray.get(started[0][2])
+            ask(started[0][1], ModelWorker.empty_cache)
         with_reward = bool(train.colocate_all or train.colocate_critic_reward)
-        values = _start(models.critic, ModelWorker.forward, passes, wait=with_reward)
+        refs = _start(models.critic, ModelWorker.forward, passes, wait=with_reward)
+        started.append(("values", models.critic, refs))
     refers_to = models.policy if config.refers_to_base else models.reference
     if refers_to is not None and ahead is None:
         method = KitPolicyActor.reference_forward if config.refers_to_base else ModelWorker.forward
-        reference = _start(refers_to, method, passes, wait=with_reference)
-
-    def outputs(group: WorkerGroup | None, refs: Sequence[ray.ObjectRef] | None) -> Iterator[Any]:
-        return iter(()) if group is None or refs is None else _collected(group, refs)
-
+        started.append(("reference_log_probs", refers_to, _start(refers_to, method, passes, wait=with_reference)))
     samples = [sample for rank in passes for one in rank for sample in one]
-    for sample, reward in zip(samples, outputs(models.reward, rewards), strict=False):
-        sample.reward = sample.logged["reward"] = reward.item()
-    for sample, found in zip(samples, outputs(models.policy, policy), strict=False):
-        sample.log_probs = found
-    for sample, found in zip(samples, outputs(models.critic, values), strict=False):
-        sample.values = found
-    for sample, found in zip(samples, outputs(refers_to, reference), strict=False):
-        sample.reference_log_probs = found
+    for name, group, refs in started:
+        for sample, found in zip(samples, _collected(group, refs), strict=True):
+            if name == "reward":
+                sample.reward = sample.logged["reward"] = found.item()
+            else:
+                setattr(sample, name, found)
 
 
 def _start(
