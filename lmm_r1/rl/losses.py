@@ -151,7 +151,7 @@ class PolicyPass:
             engine_log_probs=part("engine_log_probs"),
             reference_log_probs=part("reference_log_probs"),
             entropy=entropy,
-            rewards=torch.tensor([sample.reward for sample in samples]),
+            rewards=torch.tensor([sample.reward for sample in samples], device=log_probs.device),
             turns=part("turns", padding=-1),
             columns=[sample.columns for sample in samples],
         )
@@ -288,8 +288,8 @@ COSTLY = ("entropy", "reference_log_probs")
 def loss_named(name: str) -> tuple[PolicyLossFunction, frozenset[str]]:
     """Return the function that `--actor.policy_loss_type` names, and which of `COSTLY` it reads.
 
-    A user's function is tried with two samples. It gets the pass alone, and returns the losses of the tokens, (B, A), or `TokenLosses`. Raises UserError if
-    it cannot be used.
+    A user's function gets the pass and returns the tokens' losses (B, A) or `TokenLosses`; it is tried with two samples.
+    Raises UserError if it cannot be used.
     """
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name], frozenset()

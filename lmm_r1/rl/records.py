@@ -119,7 +119,7 @@ class Recorder:
 
 
 def rollout_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
-    """Return the means of what a rollout's samples log, and the metrics of rewards, with penalties, and of the entropy."""
+    """Return the means of the values that samples log, the metrics of rewards with penalties, and the entropy."""
     rewards = torch.tensor([sample.logged["reward"] for sample in samples])
     log_probs = torch.cat(
         [sample.engine_log_probs[sample.loss_mask] for sample in samples if sample.engine_log_probs is not None]
