@@ -30,7 +30,8 @@ from lmm_r1 import cpu
 
 if TYPE_CHECKING:
     from lmm_r1.models.loading import LoadSettings
-    from lmm_r1.planning.pass_memory import EmptyModel, PassBatch, Role
+    from lmm_r1.models.packed.packing import ModelSample
+    from lmm_r1.planning.pass_memory import EmptyModel, Role
 
 STEPS = 2
 MIB = 2**20
@@ -223,22 +224,15 @@ def load_settings(case: Case) -> LoadSettings:
     )
 
 
-def batch_of(case: Case, model: Path) -> PassBatch:
+def batch_of(case: Case, model: Path) -> list[ModelSample]:
     from train_batches import groups_of, make_batch
 
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.planning.pass_memory import PassBatch
 
     checkpoint = Checkpoint(str(model))
     groups = groups_of(case.kind, scale=case.scale)
     batch = make_batch(checkpoint.kit, checkpoint.processor, checkpoint.config, groups=groups, samples=case.samples)
-    return PassBatch(
-        sequences=batch.sequences,
-        attention_mask=batch.attention_mask,
-        action_mask=batch.action_mask,
-        media=list(batch.media),
-        prompts=batch.prompts,
-    )
+    return batch.for_model
 
 
 def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
@@ -265,7 +259,7 @@ def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
     passing = empty.pass_bytes(batch, entropy=case.entropy, bytes_per_gradient=states.per_gradient)
     print(json.dumps({"pass_mib": passing // MIB, **asdict(states)}), file=sys.stderr)
     sizes = {"parameters": empty.size.parameters, "trained": empty.size.trained}
-    return states.peak(passing), {**sizes, "tokens": int(batch.attention_mask.sum())}
+    return states.peak(passing), {**sizes, "tokens": sum(len(sample.token_ids) for sample in batch)}
 
 
 def measure(case: Case, model: Path) -> dict[str, float]:
@@ -308,16 +302,8 @@ def measure(case: Case, model: Path) -> dict[str, float]:
     actor.train()
     began = time.perf_counter()
     for _ in range(STEPS * case.passes):
-        values, output = actor(
-            batch.sequences,
-            batch.action_mask,
-            attention_mask=batch.attention_mask,
-            return_output=True,
-            media=batch.media,
-            prompts=batch.prompts,
-            **extra,
-        )
-        loss = (values + output.entropy[:, -values.shape[1] :] if case.entropy else values).mean()
+        values, output = actor(batch, return_output=True, **extra)
+        loss = (values + output.entropy if case.entropy else values).mean()
         del output, values
         strategy.backward(loss, actor, None)
         strategy.optimizer_step(None, actor, None)

@@ -82,10 +82,10 @@ class PolicyUpdate:
         return torch.cat([part.flatten() for part in zeros])
 
     def _run(self, batch: GroupBatch) -> torch.Tensor:
-        given: dict[str, Any] = {"media": batch.media, "prompts": batch.prompts}
-        if self.way == "openrlhf":
-            given = merge_mm_train_inputs([batch.media], batch.sequences.device)
-        return self.actor(batch.sequences, batch.action_mask, attention_mask=batch.attention_mask, **given)
+        if self.way != "openrlhf":
+            return self.actor(batch.for_model)
+        media = merge_mm_train_inputs([batch.media], batch.sequences.device)
+        return self.actor(batch.sequences, batch.action_mask, attention_mask=batch.attention_mask, **media)
 
 
 def load_updates(kit: LmmKit, folder: Path) -> list[PolicyUpdate]:

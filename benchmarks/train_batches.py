@@ -15,7 +15,7 @@ from measuring import noise_picture
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import ModelSample
 
 SENTENCE = " Then add up the digits, sort them and say which is the largest."
 
@@ -64,10 +64,19 @@ class GroupBatch:
     """One per row."""
 
     @property
-    def prompts(self) -> Prompts:
-        """Which rows continue the same prompt."""
-        groups = [row // self.samples for row in range(len(self.sequences))]
-        return Prompts(groups=groups, lengths=[self.prompt_lengths[group] for group in groups])
+    def for_model(self) -> list[ModelSample]:
+        """The samples as our models compute them."""
+        lengths = self.attention_mask.sum(1).tolist()
+        return [
+            ModelSample(
+                token_ids=self.sequences[row, :length],
+                loss_mask=self.action_mask[row, : length - 1],
+                media=self.media[row],
+                group=row // self.samples,
+                prompt_tokens=self.prompt_lengths[row // self.samples],
+            )
+            for row, length in enumerate(lengths)
+        ]
 
     @property
     def unique_tokens(self) -> int:

@@ -24,7 +24,7 @@ from lmm_r1.models import vision_tower
 from lmm_r1.models.output_layer import TokenOutcomes, token_outcomes
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import packed_as
-from lmm_r1.models.packed.packing import BatchInputs, Targets
+from lmm_r1.models.packed.packing import BatchInputs
 from lmm_r1.models.packed.varlen_kernel import Stretches, VarlenKernel
 
 TOP = 15
@@ -151,11 +151,9 @@ def update_without_values(subject: Subject, batch: GroupBatch) -> None:
     """
     policy = subject.policy
     inner, layer = policy.model.model, policy.model.get_output_embeddings()
-    inputs = BatchInputs.of(policy.model, kit=policy.kit, config=policy.model.config)
-    targets = Targets(wanted=batch.action_mask, prompts=batch.prompts)
-    packed, arguments = inputs.packed(
-        batch.sequences, batch.attention_mask, batch.media, targets=targets, share_prefix=True
-    )
+    dtype = next(policy.model.parameters()).dtype
+    inputs = BatchInputs(kit=policy.kit, config=policy.model.config, dtype=dtype, device=torch.device("cpu"))
+    packed, arguments = inputs.packed(batch.for_model, wanted=batch.action_mask, share_prefix=True)
     given = {name: value for name, value in arguments.items() if value is not None}
     place = layer.weight.device
     with packed_as(packed.layout):

@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.output_layer import TokenDistribution, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as
-from lmm_r1.models.packed.packing import BatchInputs, Targets
+from lmm_r1.models.packed.packing import BatchInputs
 from lmm_r1.models.vision_tower import join_windows, multiply_patches
 
 VisionWay: TypeAlias = Callable[[PreTrainedModel], None]
@@ -62,27 +62,20 @@ class Policy:
             layout: one of `LAYOUTS`.
             logits: one of `LOGITS`.
         """
-        place = self.sampler.banned_token_ids.device
-        sequences, attention_mask = batch.sequences.to(place), batch.attention_mask.to(place)
-        wanted = batch.action_mask.to(place)
-        inputs = BatchInputs.of(self.model, kit=self.kit, config=self.model.config)
+        wanted = batch.action_mask
+        place, dtype = self.sampler.banned_token_ids.device, next(self.model.parameters()).dtype
+        inputs = BatchInputs(kit=self.kit, config=self.model.config, dtype=dtype, device=place)
         if layout == "padded":
-            rows, width = sequences.shape
-            padded = inputs.padded(sequences, attention_mask, batch.media)
-            target_ids = torch.zeros_like(padded["input_ids"])
-            target_ids[:rows, : width - 1] = sequences[:, 1:]
-            return self._predicted(padded, target_ids, logits=logits)[:rows, : width - 1] * wanted
-        packed, arguments = inputs.packed(
-            sequences,
-            attention_mask,
-            batch.media,
-            targets=Targets(wanted=wanted, prompts=batch.prompts),
-            share_prefix=layout == "shared",
-        )
+            rows, width = wanted.shape
+            padded = inputs.padded(batch.for_model)
+            target_ids = padded["input_ids"].roll(-1, dims=1)
+            log_probs = self._predicted(padded, target_ids, logits=logits)[:rows, :width]
+            return log_probs * wanted.to(place)
+        packed, arguments = inputs.packed(batch.for_model, wanted=wanted, share_prefix=layout == "shared")
         with packed_as(packed.layout):
             arguments = {**arguments, "logits_to_keep": packed.sources}
             log_probs = self._predicted(arguments, packed.target_ids[None], logits=logits)
-        return packed.scatter(log_probs[0], like=wanted)
+        return packed.scatter(log_probs[0])
 
     def _predicted(self, arguments: Mapping[str, Any], target_ids: torch.Tensor, *, logits: str) -> torch.Tensor:
         """Return the log-probs of target tokens (B, K), of which the model computes logits."""

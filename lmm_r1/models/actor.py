@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.host.models import Actor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
@@ -20,19 +19,18 @@ from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
 from lmm_r1.models.output_layer import LayerOutcomes, TokenDistribution, TokenOutcomes, token_outcomes
-from lmm_r1.models.packed.packing import Prompts, Targets
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.models.packed.sequence_parallel import bare, running
 
-MakeOutcomes = Callable[[torch.Tensor, Callable[[], WantedTokens]], LayerOutcomes]
-"""Returns what the output layer computes, given its targets and a function that returns which of them are wanted."""
+MakeOutcomes = Callable[[torch.Tensor, WantedTokens], LayerOutcomes]
+"""Returns what the output layer computes, given its targets and which of them are wanted."""
 
 
 class KitActor(KitModule, Actor):
     """A causal model whose loading, positions and media tensors come from its kit.
 
-    Replaces OpenRLHF's `Actor`; `forward` keeps its meaning and return values. With `ban_media_tokens` the log-probs are
-    those of the distribution that the rollout samples from, in which media tokens and ids beyond the tokenizer are
-    banned.
+    Replaces OpenRLHF's `Actor`. With `ban_media_tokens` the log-probs are those of the distribution that the rollout
+    samples from, in which media tokens and ids beyond the tokenizer are banned.
     """
 
     def __init__(
@@ -81,160 +79,115 @@ class KitActor(KitModule, Actor):
         self.routers = routers_of(self.model_config, kit=self.kit)
         assert self.routers is not None, "refused by check_balanced"
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
-        sequences: torch.LongTensor,
-        action_mask: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        samples: Sequence[ModelSample],
+        *,
         return_output: bool = False,
-        return_logprobs: bool = False,
-        ring_attn_group: dist.ProcessGroup | None = None,
         return_entropy: bool = False,
-        media: Sequence[SampleMedia] = (),
-        prompts: Prompts | None = None,
+        ring_attn_group: dist.ProcessGroup | None = None,
         distillation: Distillation | None = None,
     ) -> Any:
-        """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
+        """Return the log-probs of the samples' loss tokens, (B, A), 0 elsewhere, and the model's output if asked for.
 
-        `media` holds one entry per row of `sequences` (B, T). Packed samples of one of the `prompts` may share what they
-        begin with. The ranks of `ring_attn_group` get the same batch and share its tokens; every rank returns all
-        log-probs. The output has logits only if no log-probs are requested. With a distillation, its `divergence`
-        (B, T - 1) is that of the response tokens' distributions from the teacher's, 0 elsewhere.
+        The output's `entropy` (B, A) is that of the same tokens. With a distillation, its `divergence` (B, A) is that of
+        their distributions from the teacher's.
+
+        Args:
+            ring_attn_group: the ranks that get the same samples and share their tokens; every rank returns all log-probs.
         """
-        assert attention_mask is not None, "all workers pass it"
-        routers = self.routers if return_output else None
-        if action_mask is None and not return_logprobs:
-            return self._run(sequences, attention_mask, media, routers=routers)
-        targets = wanted_targets(attention_mask, action_mask, prompts)
 
-        def make(target_ids: torch.Tensor, wanted: Callable[[], WantedTokens]) -> LayerOutcomes:
+        def make(target_ids: torch.Tensor, wanted: WantedTokens) -> LayerOutcomes:
             if distillation is not None:
-                return DistilledOutcomes(targets=target_ids, wanted=wanted(), distillation=distillation)
-            sampler = self._sampler(target_ids.device)
+                return DistilledOutcomes(targets=target_ids, wanted=wanted, distillation=distillation)
+            sampler = TokenDistribution(
+                temperature=self.temperature,
+                banned_token_ids=self.banned_token_ids.to(target_ids.device),
+                cap=self._logit_cap,
+            )
             return TokenOutcomes(targets=target_ids, sampler=sampler, entropy=return_entropy)
 
-        log_probs, second, output = self._run_for(
-            targets, sequences, attention_mask, media, make=make, group=ring_attn_group, routers=routers
-        )
+        routers = self.routers if return_output else None
+        log_probs, second, output = self._run(samples, make=make, group=ring_attn_group, routers=routers)
         if return_entropy:
             output.entropy = second
         if distillation is not None:
             output.divergence = second
-        if action_mask is not None:
-            log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
     @torch.no_grad()
     def teacher_tokens(
-        self,
-        sequences: torch.Tensor,
-        action_mask: torch.Tensor,
-        *,
-        attention_mask: torch.Tensor,
-        ring_attn_group: dist.ProcessGroup | None,
-        media: Sequence[SampleMedia],
+        self, samples: Sequence[ModelSample], *, ring_attn_group: dist.ProcessGroup | None
     ) -> TeacherTokens:
-        """Return its logits at the targets of `action_mask` (B, T - 1); the other arguments are those of `forward`."""
+        """Return its logits at the samples' loss tokens; the arguments are those of `forward`."""
         kept: list[KeptInputs] = []
 
-        def make(target_ids: torch.Tensor, wanted: Callable[[], WantedTokens]) -> LayerOutcomes:
-            kept.append(KeptInputs(targets=target_ids, wanted=wanted(), group=ring_attn_group))
+        def make(target_ids: torch.Tensor, wanted: WantedTokens) -> LayerOutcomes:
+            kept.append(KeptInputs(targets=target_ids, wanted=wanted, group=ring_attn_group))
             return kept[0]
 
-        targets = wanted_targets(attention_mask, action_mask)
-        self._run_for(targets, sequences, attention_mask, media, make=make, group=ring_attn_group, routers=None)
+        self._run(samples, make=make, group=ring_attn_group, routers=None)
         tokens = kept[0].tokens
         assert tokens is not None, "kept by the pass"
         return tokens
 
-    def _run_for(
+    def _run(
         self,
-        targets: Targets,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
+        samples: Sequence[ModelSample],
         *,
         make: MakeOutcomes,
         group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Return both numbers of the targets, (B, T - 1), the second only if it is requested, and the output."""
+        """Return both numbers of the loss tokens, (B, A), the second only if it is requested, and the output."""
+        wanted = stacked(samples, lambda sample: sample.loss_mask)
         run = self._run_packed if self.packing_samples else self._run_padded
-        return run(sequences, attention_mask, media, targets=targets, make=make, group=group, routers=routers)
-
-    def _run(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        routers: Routers | None,
-    ) -> Any:
-        rows, width = sequences.shape
-        inputs, counted = self._padded_arguments(sequences, attention_mask, media)
-        with self._balanced(routers, counted) as add_loss:
-            output = add_loss(self.model(**inputs, use_cache=False))
-        output["logits"] = self._sampler(sequences.device)(output["logits"][:rows, :width])
-        return output
-
-    def _padded_arguments(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        group: dist.ProcessGroup | None = None,
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Return the model's arguments, and which tokens count for the load-balancing loss."""
-        inputs = self._padded_inputs(sequences, attention_mask, media, group=group)
-        counted = inputs["attention_mask"].clone()
-        counted[len(sequences) :] = 0
-        return inputs, counted
+        return run(samples, wanted, make=make, group=group, routers=routers)
 
     def _run_padded(
         self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
+        samples: Sequence[ModelSample],
+        wanted: torch.Tensor,
         *,
-        targets: Targets,
         make: MakeOutcomes,
         group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Run on the batch as it is; tokens that are no targets get numbers, too."""
-        rows, width = sequences.shape
-        inputs, counted = self._padded_arguments(sequences, attention_mask, media, group=group)
-        target_ids = torch.zeros_like(inputs["input_ids"])
-        target_ids[:rows, : width - 1] = sequences[:, 1:]
-        outcomes = make(target_ids, partial(WantedTokens.in_batch, targets, width=target_ids.shape[1]))
-        balanced = partial(self._balanced, routers, counted)
-        first, second, output = self._predictions(inputs, outcomes, balanced=balanced)
-        return first[:rows, : width - 1], second[:rows, : width - 1] if outcomes.has_second else None, output
+        """As `_run`, on samples padded on the right."""
+        rows, width = wanted.shape
+        inputs = self._padded_inputs(samples, group=group)
+        counted = inputs["attention_mask"].clone()
+        counted[rows:] = 0
+        ids = inputs["input_ids"]
+        outcomes = make(ids.roll(-1, dims=1), WantedTokens.in_batch(wanted, width=ids.shape[1], device=ids.device))
+        first, second, output = self._predictions(inputs, outcomes, balanced=partial(self._balanced, routers, counted))
+
+        def kept(values: torch.Tensor) -> torch.Tensor:
+            return values[:rows, :width] * wanted.to(values)
+
+        return kept(first), kept(second) if outcomes.has_second else None, output
 
     def _run_packed(
         self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
+        samples: Sequence[ModelSample],
+        wanted: torch.Tensor,
         *,
-        targets: Targets,
         make: MakeOutcomes,
         group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """As `_run_padded`, on a packed sequence; tokens that are no targets get 0."""
-        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
+        """As `_run`, on a packed sequence."""
+        share, inputs = self._packed_inputs(samples, wanted=wanted, group=group)
         counted = torch.ones_like(share.sequence.token_ids[0])
         counted[len(counted) - share.sequence.filler :] = 0
         arguments = {**inputs, "logits_to_keep": share.sources}
-        outcomes = make(share.target_ids[None], partial(WantedTokens.in_share, targets, share))
+        outcomes = make(share.target_ids[None], WantedTokens.in_share(share))
         balanced = partial(self._balanced, routers, counted[share.tokens])
         with running(share, model=self.model, kit=self.kit):
             first, second, output = self._predictions(arguments, outcomes, balanced=balanced)
 
         def scattered(values: torch.Tensor) -> torch.Tensor:
-            return share.sequence.scatter(share.gather(values[0]), like=targets.wanted)
+            return share.sequence.scatter(share.gather(values[0]))
 
         return scattered(first), scattered(second) if outcomes.has_second else None, output
 
@@ -291,26 +244,3 @@ class KitActor(KitModule, Actor):
                 return output
 
             yield add_loss
-
-    def _sampler(self, device: torch.device) -> TokenDistribution:
-        return TokenDistribution(
-            temperature=self.temperature, banned_token_ids=self.banned_token_ids.to(device), cap=self._logit_cap
-        )
-
-
-def wanted_targets(
-    attention_mask: torch.Tensor, action_mask: torch.Tensor | None, prompts: Prompts | None = None
-) -> Targets:
-    """Return the tokens of a batch whose predictions are used: those of the responses, or all.
-
-    Args:
-        attention_mask: (B, T).
-        action_mask: (B, A), of the last A tokens; None for all.
-    """
-    wanted = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
-    if action_mask is None:
-        return Targets(wanted=wanted)
-    width = action_mask.shape[1]
-    responses = torch.zeros_like(wanted)
-    responses[:, wanted.shape[1] - width :] = action_mask.bool()
-    return Targets(wanted=wanted & responses, prompts=prompts)

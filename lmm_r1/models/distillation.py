@@ -20,7 +20,6 @@ from torch.nn.functional import linear
 from lmm_r1.config.supervised import DivergenceName
 from lmm_r1.host.models import GatheredParameters
 from lmm_r1.models.output_layer import LayerOutcomes
-from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare
 
 
@@ -95,20 +94,17 @@ class WantedTokens:
     """N."""
 
     @classmethod
-    def in_batch(cls, targets: Targets, *, width: int) -> WantedTokens:
-        """Return those of a padded batch (B, `width`), which may have more rows and columns than the targets."""
-        rows, columns = targets.wanted.nonzero(as_tuple=True)
-        return cls(seen=rows * width + columns, places=torch.arange(len(rows), device=rows.device), count=len(rows))
+    def in_batch(cls, wanted: torch.Tensor, *, width: int, device: torch.device) -> WantedTokens:
+        """Return those wanted (B, A) of padded samples, whose rows have `width` columns."""
+        rows, columns = wanted.nonzero(as_tuple=True)
+        seen = (rows * width + columns).to(device)
+        return cls(seen=seen, places=torch.arange(len(seen), device=device), count=len(seen))
 
     @classmethod
-    def in_share(cls, targets: Targets, share: SequenceShare) -> WantedTokens:
-        """Return those of a share of a packed sequence in which every target belongs to one sample."""
-        assert share.sequence.copies is None, "samples by themselves have no targets in common"
-        rows, columns = share.sequence.places
-        wanted = targets.wanted.to(rows.device)
-        places = (wanted.flatten().cumsum(0) - 1)[rows * wanted.shape[1] + columns]
-        seen = torch.arange(len(share.places), device=rows.device)
-        return cls(seen=seen, places=places[share.places], count=len(rows))
+    def in_share(cls, share: SequenceShare) -> WantedTokens:
+        """Return those of a share of a packed sequence; of samples by themselves, the targets are in their order."""
+        seen = torch.arange(len(share.places), device=share.places.device)
+        return cls(seen=seen, places=share.places, count=len(share.sequence.sources))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The common part of policy and value models: a kit's model that takes padded batches or packed sequences."""
+"""The common part of policy and value models: a kit's model that computes samples, packed or padded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from lmm_r1.data.sample import SampleMedia
+from lmm_r1 import cpu
 from lmm_r1.host.models import HostedModel
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import settle_ends
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.loading import LoadedModel, check_buffers, enable_checkpointing
-from lmm_r1.models.packed.packing import BatchInputs, Targets
+from lmm_r1.models.packed.packing import BatchInputs, ModelSample
 from lmm_r1.models.packed.sequence_parallel import SequenceShare, bare, check_not_shared, group_size, share_of
 
 if TYPE_CHECKING:
@@ -85,42 +85,27 @@ class KitModule(HostedModel):
 
     @property
     def _inputs(self) -> BatchInputs:
-        return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
+        dtype = next(self.model.parameters()).dtype
+        return BatchInputs(kit=self.kit, config=self.model_config, dtype=dtype, device=cpu.device())
 
     def _padded_inputs(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        group: dist.ProcessGroup | None = None,
+        self, samples: Sequence[ModelSample], *, group: dist.ProcessGroup | None
     ) -> dict[str, torch.Tensor]:
-        """Return the model's arguments for a padded batch, which may have one more row.
+        """Return the model's arguments for samples padded on the right, which may have one more row.
 
         Raises UserError if ranks share the sequences of this model.
         """
         check_not_shared(self.model, group=group)
-        inputs = self._inputs.padded(sequences, attention_mask, media)
+        inputs = self._inputs.padded(samples)
         self.computed_tokens += inputs["input_ids"].numel()
         return inputs
 
     def _packed_inputs(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        targets: Targets,
-        group: dist.ProcessGroup | None,
+        self, samples: Sequence[ModelSample], *, wanted: torch.Tensor, group: dist.ProcessGroup | None
     ) -> tuple[SequenceShare, dict[str, torch.Tensor | None]]:
-        """Return this process's share of the batch as a packed sequence, and the model's arguments for all of it."""
+        """Return this process's share of samples as a packed sequence, and the model's arguments for all of it."""
         sequence, inputs = self._inputs.packed(
-            sequences,
-            attention_mask,
-            media,
-            targets=targets,
-            share_prefix=self.share_prefix,
-            multiple_of=group_size(group),
+            samples, wanted=wanted, share_prefix=self.share_prefix, multiple_of=group_size(group)
         )
         self.computed_tokens += sequence.token_ids.numel()
         return share_of(sequence, group=group), inputs

@@ -13,16 +13,14 @@ import torch.distributed as dist
 from torch.nn.functional import linear
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.host.models import GatheredParameters, Init
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import read_tensors
-from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import DTYPES, LoadSettings, is_sharded, load_model
-from lmm_r1.models.packed.packing import Prompts, Targets
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.models.packed.sequence_parallel import running
 
 _MODEL = "model."  # in front of the names of the backbone's weights in the module's own state dict
@@ -74,72 +72,53 @@ class KitValueModel(KitModule, torch.nn.Module):
 
     def forward(
         self,
-        input_ids: torch.LongTensor,
-        action_mask: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        samples: Sequence[ModelSample],
+        *,
+        of_samples: bool = False,
         return_output: bool = False,
         ring_attn_group: dist.ProcessGroup | None = None,
-        media: Sequence[SampleMedia] = (),
-        prompts: Prompts | None = None,
     ) -> Any:
-        """Return a value per response token, (B, A), or without an action mask a reward per row, (B,).
+        """Return a value per response token, (B, A), or a reward per sample, (B,).
 
         The value in column t is that of the token before the one whose log-prob stands in column t of the policy's.
 
         Args:
-            media: one entry per row of `input_ids` (B, T).
+            of_samples: return rewards.
             return_output: also return the backbone's output.
-            prompts: which rows continue the same prompt, if packed rows share their common prefix.
+            ring_attn_group: the ranks that get the same samples and share their tokens; every rank returns all values.
         """
-        assert attention_mask is not None, "all workers pass it"
-        targets = (
-            last_tokens(attention_mask, prompts)
-            if action_mask is None
-            else wanted_targets(attention_mask, action_mask, prompts)
-        )
+        wanted = stacked(samples, lambda sample: sample.last if of_samples else sample.loss_mask)
         run = self._run_packed if self.packing_samples else self._run_padded
-        values, output = run(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)
-        if action_mask is None:
+        values, output = run(samples, wanted=wanted, group=ring_attn_group)
+        if of_samples:
             values = values.sum(dim=1)
             values = values if self.training else self._normalized(values)
         else:
-            values = self._normalized(values)[:, -action_mask.shape[1] :] * action_mask.float()
+            values = self._normalized(values) * wanted.to(values)
         return (values, output) if return_output else values
 
     def _normalized(self, values: torch.Tensor) -> torch.Tensor:
         return (values - self.mean) / self.std if self.normalize_reward else values
 
     def _run_padded(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        targets: Targets,
-        group: dist.ProcessGroup | None,
+        self, samples: Sequence[ModelSample], *, wanted: torch.Tensor, group: dist.ProcessGroup | None
     ) -> tuple[torch.Tensor, Any]:
-        """Return the values at the targets' sources, 0 elsewhere, and the backbone's output."""
-        inputs = self._padded_inputs(sequences, attention_mask, media, group=group)
+        """Return the values of wanted tokens, (B, A), 0 elsewhere, and the backbone's output."""
+        inputs = self._padded_inputs(samples, group=group)
         output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
-        places = targets.wanted.nonzero(as_tuple=True)
+        places = wanted.to(inputs["input_ids"].device).nonzero(as_tuple=True)
         values = self.head(output.last_hidden_state[places])
-        return values.new_zeros(targets.wanted.shape).index_put(places, values), output
+        return values.new_zeros(wanted.shape).index_put(places, values), output
 
     def _run_packed(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        targets: Targets,
-        group: dist.ProcessGroup | None,
+        self, samples: Sequence[ModelSample], *, wanted: torch.Tensor, group: dist.ProcessGroup | None
     ) -> tuple[torch.Tensor, Any]:
         """As `_run_padded`, on a packed sequence, whose tokens the ranks of `group` share."""
-        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
+        share, inputs = self._packed_inputs(samples, wanted=wanted, group=group)
         with running(share, model=self.model, kit=self.kit):
             output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
         values = share.gather(self.head(output.last_hidden_state[0, share.sources]))  # (K,)
-        return share.sequence.scatter(values, like=targets.wanted), output
+        return share.sequence.scatter(values), output
 
     def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint that loads again as a critic or reward model, with adapters merged in.
@@ -179,14 +158,6 @@ def drop_output_layer(model: PreTrainedModel) -> None:
     name = next(name for name, module in model.named_modules() if module is output_layer)
     parent, _, own_name = name.rpartition(".")
     setattr(model.get_submodule(parent), own_name, None)
-
-
-def last_tokens(attention_mask: torch.Tensor, prompts: Prompts | None = None) -> Targets:
-    """Return the last token of each sample (B, T) as the target."""
-    last = attention_mask.shape[1] - 1 - attention_mask.long().fliplr().argmax(dim=1)
-    wanted = torch.zeros_like(attention_mask, dtype=torch.bool)
-    wanted[torch.arange(len(last), device=last.device), last] = True
-    return Targets(wanted=wanted, prompts=prompts)
 
 
 class ValueHead(torch.nn.Linear):

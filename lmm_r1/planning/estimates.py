@@ -17,7 +17,7 @@ from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import LoadSettings, language_layer_list
-from lmm_r1.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, padded_batch, text_batch
+from lmm_r1.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, group_of, text_batch
 
 GIB = 2**30
 MIB = 2**20
@@ -243,7 +243,7 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
         image_tokens = len(image.token_ids)
         # The response's ids are the prompt's last one: an ordinary token.
         response = [image.token_ids[-1]] * lengths[1]
-        batch = padded_batch(image.token_ids, [response], media=image.media)
+        batch = group_of(image.token_ids, [response], media=image.media)
         with _few_layers(model, checkpoint, count=FEW):
             with_image = model.pass_bytes(batch, entropy=settings.entropy)
             per_image = max(0.0, with_image - text(lengths[1] + image_tokens))

@@ -21,7 +21,7 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, language_layers, layer_weights, packed_bytes
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.output_layer import two_slices
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.value_model import KitValueModel
 
 _INDEXED = (torch.ops.aten.index.Tensor,)
@@ -187,17 +187,6 @@ class ModelSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassBatch:
-    """Samples of one pass as a padded batch."""
-
-    sequences: torch.Tensor  # (B, T)
-    attention_mask: torch.Tensor  # (B, T)
-    action_mask: torch.Tensor  # (B, T - 1)
-    media: list[SampleMedia]
-    prompts: Prompts
-
-
-@dataclass(frozen=True, kw_only=True)
 class EmptyModel:
     """A run's model without memory for its weights, which runs passes all the same."""
 
@@ -215,7 +204,7 @@ class EmptyModel:
     def is_trained(self) -> bool:
         return self.role in ("policy", "critic")
 
-    def pass_bytes(self, batch: PassBatch, *, entropy: bool = False, bytes_per_gradient: int = 0) -> int:
+    def pass_bytes(self, batch: Sequence[ModelSample], *, entropy: bool = False, bytes_per_gradient: int = 0) -> int:
         """Return the peak of a pass over the batch, without weights, optimizer and accumulated gradients.
 
         For models that are trained it has a backward pass, in which each gradient is taken away when it is complete.
@@ -243,20 +232,12 @@ class EmptyModel:
             hook.remove()
         return memory.peak
 
-    def _run(self, batch: PassBatch, *, entropy: bool) -> torch.Tensor:
+    def _run(self, batch: Sequence[ModelSample], *, entropy: bool) -> torch.Tensor:
         self.actor.train(self.is_trained)
-        action_mask = None if self.role == "reward" else batch.action_mask
         settings = {"return_entropy": entropy} if self.role == "policy" else {}
-        values, output = self.actor(
-            batch.sequences,
-            action_mask,
-            attention_mask=batch.attention_mask,
-            return_output=True,
-            media=batch.media,
-            prompts=batch.prompts,
-            **settings,
-        )
-        return values + output.entropy[:, -values.shape[1] :] if entropy else values
+        settings |= {"of_samples": True} if self.role == "reward" else {}
+        values, output = self.actor(batch, return_output=True, **settings)
+        return values + output.entropy if entropy else values
 
 
 def empty_model(
@@ -281,7 +262,7 @@ def empty_model(
     return model
 
 
-def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int], images: int = 0) -> PassBatch:
+def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int], images: int = 0) -> list[ModelSample]:
     """Return samples of one prompt, which may end with images of the smallest size that the kit supports.
 
     Args:
@@ -297,7 +278,7 @@ def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int],
         assert filler is not None, f"the kit {kit.model_type} takes no images"
         ids += filler[0] * images
         media = kit.merge_media([filler[1]] * images)
-    return padded_batch(ids, [[ordinary] * length for length in responses], media=media)
+    return group_of(ids, [[ordinary] * length for length in responses], media=media)
 
 
 def ordinary_token(checkpoint: Checkpoint) -> int:
@@ -306,21 +287,18 @@ def ordinary_token(checkpoint: Checkpoint) -> int:
     return next(token for token in range(len(taken) + 1) if token not in taken)
 
 
-def padded_batch(prompt: Sequence[int], responses: Sequence[Sequence[int]], *, media: SampleMedia) -> PassBatch:
-    """Return a group of samples as one padded batch."""
-    rows = [torch.tensor([*prompt, *response]) for response in responses]
-    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    attention_mask, action_mask = torch.zeros(2, *sequences.shape, dtype=torch.long)
-    for index, row in enumerate(rows):
-        attention_mask[index, : len(row)] = 1
-        action_mask[index, len(prompt) : len(row)] = 1
-    return PassBatch(
-        sequences=sequences,
-        attention_mask=attention_mask,
-        action_mask=action_mask[:, 1:].bool(),
-        media=[media] * len(rows),
-        prompts=Prompts(groups=[0] * len(rows), lengths=[len(prompt)] * len(rows)),
-    )
+def group_of(prompt: Sequence[int], responses: Sequence[Sequence[int]], *, media: SampleMedia) -> list[ModelSample]:
+    """Return samples of one prompt."""
+    return [
+        ModelSample(
+            token_ids=torch.tensor([*prompt, *response]),
+            loss_mask=torch.arange(1, len(prompt) + len(response)) >= len(prompt),
+            media=media,
+            group=0,
+            prompt_tokens=len(prompt),
+        )
+        for response in responses
+    ]
 
 
 def _token_ids(config: dict[Any, Any]) -> set[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from lmm_r1.data.sample import Sample, SentMedia
+from lmm_r1.data.sample import Sample, SampleMedia, SentMedia
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.rl.mismatch import ROWS_WITH, Modality, modality_of
 
 
@@ -112,7 +112,12 @@ class TrainingSample:
         kept = tuple(item for item in self.media or () if item.start < prompt)
         return replace(self, **cut, media=kept or None)
 
-
-def stacked(samples: Sequence[TrainingSample], part: Callable[[TrainingSample], torch.Tensor]) -> torch.Tensor:
-    """Return a tensor of each sample in one, (B, longest), with zeros after the shorter ones."""
-    return pad_sequence([part(sample) for sample in samples], batch_first=True)
+    def for_model(self, media: SampleMedia) -> ModelSample:
+        """Return what a model computes of it, with its media fetched."""
+        return ModelSample(
+            token_ids=self.token_ids,
+            loss_mask=self.loss_mask,
+            media=media,
+            group=self.group,
+            prompt_tokens=self.prompt_tokens,
+        )

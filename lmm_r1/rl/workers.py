@@ -36,14 +36,13 @@ from lmm_r1.models.adapters import adapters_off, merged_state_dict
 from lmm_r1.models.image_features import FeatureCounts, share_features
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import Role, rl_settings
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import stacked
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.losses import PolicyLoss, PolicyPass, value_loss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, merged
-from lmm_r1.rl.samples import stacked
 from lmm_r1.train.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, update
 
@@ -116,7 +115,7 @@ class ModelWorker(BaseModelActor):
         self.model.eval()
         found = []
         for one in passes:
-            rows = self._run(one).cpu()
+            rows = self._run(one, **({"of_samples": True} if self.role == "reward" else {})).cpu()
             found.append(
                 [row if row.dim() == 0 else row[: len(its.loss_mask)] for row, its in zip(rows, one, strict=True)]
             )
@@ -128,19 +127,9 @@ class ModelWorker(BaseModelActor):
         Args:
             settings: further arguments of its `forward`.
         """
-        device = cpu.device()
-        if self.role != "reward":
-            settings["action_mask"] = stacked(samples, lambda sample: sample.loss_mask.long()).to(device)
-        return self.model(
-            stacked(samples, lambda sample: sample.token_ids).to(device),
-            attention_mask=stacked(samples, lambda sample: torch.ones_like(sample.token_ids)).to(device),
-            ring_attn_group=self.strategy.ring_attn_group,
-            media=media_store.fetched([sample.media for sample in samples]),
-            prompts=Prompts(
-                groups=[sample.group for sample in samples], lengths=[sample.prompt_tokens for sample in samples]
-            ),
-            **settings,
-        )
+        media = media_store.fetched([sample.media for sample in samples])
+        given = [sample.for_model(items) for sample, items in zip(samples, media, strict=True)]
+        return self.model(given, ring_attn_group=self.strategy.ring_attn_group, **settings)
 
     def take_feature_counts(self) -> FeatureCounts:
         """Return how often the model needed and computed image features since the last call."""

@@ -16,6 +16,7 @@ from lmm_r1.lmm_kits.checkpoint import check_weights, encode_row
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
 from lmm_r1.models.value_model import KitValueModel, head_name, stored_weight
@@ -117,15 +118,6 @@ class RewardModel:
             results |= zip(batch, self._forward([samples[index] for index in batch]), strict=True)
         return [results[index] for index in range(len(samples))]
 
-    def _padded(self, samples: Sequence[EncodedSample]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ids and attention mask of samples, (B, T) each, padded on the right."""
-        width = max(len(sample.token_ids) for sample in samples)
-        sequences, mask = torch.zeros(2, len(samples), width, dtype=torch.long)
-        for row, sample in enumerate(samples):
-            sequences[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
-            mask[row, : len(sample.token_ids)] = 1
-        return sequences.to(self.device), mask.to(self.device)
-
     def _pack_where_it_can(self) -> None:
         refusal = self.kit.refusals.get("packed") or packing_refusal(self._model.model)
         if refusal is not None:
@@ -218,9 +210,9 @@ class RewardModel:
         return response.removesuffix(ending), ending
 
     def _forward(self, samples: Sequence[EncodedSample]) -> list[float]:
-        sequences, mask = self._padded(samples)
+        given = [ModelSample.of(sample.token_ids, sample.media) for sample in samples]
         with torch.no_grad():
-            rewards = self._model(sequences, attention_mask=mask, media=[sample.media for sample in samples])
+            rewards = self._model(given, of_samples=True)
         return rewards.float().tolist()
 
 

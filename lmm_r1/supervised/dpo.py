@@ -18,12 +18,12 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
-from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_turns, collate, encode_sample, mask_of_turns
+from lmm_r1.supervised.samples import SFTSample, check_turns, encode_sample, mask_of_turns
 from lmm_r1.train.update import Counts, Terms
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
@@ -150,13 +150,19 @@ class PairSample:
 
 @dataclass(frozen=True, kw_only=True)
 class PairBatch:
-    tokens: SFTBatch
+    sides: list[ModelSample]
     """2 B conversations: first the chosen ones, then the rejected ones in the same order."""
 
     @property
     def weights(self) -> torch.Tensor:
         """1 for a pair, 0 for a filler, (B,)."""
-        return self.tokens.loss_mask.any(-1).chunk(2)[0].float()
+        return torch.stack([side.loss_mask.any() for side in self.sides]).chunk(2)[0].float()
+
+    @property
+    def counts(self) -> Counts:
+        """Of pairs and loss tokens."""
+        tokens = sum(int(side.loss_mask.sum()) for side in self.sides)
+        return Counts(units=int(self.weights.sum()), tokens=tokens, samples=len(self.sides) // 2)
 
 
 class PairEncoder(SampleEncoder):
@@ -211,22 +217,16 @@ def check_response(row: Row, *, first: int, kit: LmmKit, processor: Any) -> Enco
     return outline
 
 
-def collate_pairs(samples: Sequence[PairSample], *, pad_token_id: int) -> PairBatch:
-    """Pad pairs on the right into one batch."""
-    sides = [*(sample.chosen for sample in samples), *(sample.rejected for sample in samples)]
-    return PairBatch(tokens=collate(sides, pad_token_id=pad_token_id, prompts=prompts_of(samples)))
-
-
-def prompts_of(samples: Sequence[PairSample]) -> Prompts:
-    """Return which sides of pairs, all chosen ones first, continue the same prompt with the same media tensors."""
-    sides = [*(sample.chosen for sample in samples), *(sample.rejected for sample in samples)]
-    groups = list(range(len(sides)))
-    for place, (chosen, rejected) in enumerate((sample.chosen, sample.rejected) for sample in samples):
-        length = chosen.prompt_tokens
-        same = length == rejected.prompt_tokens and chosen.token_ids[:length] == rejected.token_ids[:length]
-        if same and chosen.media is rejected.media:
-            groups[len(samples) + place] = place
-    return Prompts(groups=groups, lengths=[side.prompt_tokens for side in sides])
+def sides_for_model(samples: Sequence[PairSample]) -> list[ModelSample]:
+    """Return the sides of pairs, all chosen ones first; a pair that shares its prompt and media tensors is a group."""
+    chosen, rejected = [], []
+    for place, pair in enumerate(samples):
+        one, other, length = pair.chosen, pair.rejected, pair.chosen.prompt_tokens
+        same = length == other.prompt_tokens and one.token_ids[:length] == other.token_ids[:length]
+        group = place if same and one.media is other.media else None
+        chosen.append(one.for_model(group=group))
+        rejected.append(other.for_model(group=group))
+    return [*chosen, *rejected]
 
 
 def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any) -> EncodedPrompt | None:
@@ -318,12 +318,10 @@ class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
         return sides_of(rows)
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        return collate_pairs(samples, pad_token_id=self.pad_token_id)
+        return PairBatch(sides=sides_for_model(samples))
 
     def counts(self, batch: PairBatch) -> Counts:
-        return Counts(
-            units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()), samples=len(batch.weights)
-        )
+        return batch.counts
 
     def terms(self, batch: PairBatch) -> Terms:
         """Return the preference loss of the batch, plus the weighted loss of the chosen responses."""
@@ -335,7 +333,7 @@ class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
 
     def preferences(self, batch: PairBatch) -> tuple[Preferences, torch.Tensor | float]:
         """Return the losses and rewards of a batch, and the load-balancing loss of experts."""
-        reference = None if self.reference is None else self.reference.log_probs(batch.tokens)
-        policy, aux_loss = self.policy_log_probs(batch.tokens)
-        mask = batch.tokens.loss_mask.to(policy.device)
+        reference = None if self.reference is None else self.reference.log_probs(batch.sides)
+        policy, aux_loss = self.policy_log_probs(batch.sides)
+        mask = stacked(batch.sides, lambda side: side.loss_mask).to(policy.device)
         return preferences(policy, reference, mask, model=self.config.model), aux_loss

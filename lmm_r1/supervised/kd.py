@@ -26,11 +26,12 @@ from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
 from lmm_r1.supervised.loop import TokenTerms
 from lmm_r1.supervised.models import SupervisedSession, prepare_frozen, prepare_policy
-from lmm_r1.supervised.samples import SFTBatch, SFTSample
+from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import SFTRun, engine_settings, prompt_of
 from lmm_r1.train.update import Terms
 
@@ -146,16 +147,9 @@ class Teacher:
         actor = prepare_frozen(config, strategy, path=teacher_path(config), offload=config.teacher.offload)
         return cls(actor=actor, group=strategy.ring_attn_group)
 
-    def tokens(self, batch: SFTBatch) -> TeacherTokens:
+    def tokens(self, batch: list[ModelSample]) -> TeacherTokens:
         """Return the hidden states and the output layer that make its logits at the batch's loss tokens."""
-        device = cpu.device()
-        return self.actor.teacher_tokens(
-            batch.sequences.to(device),
-            batch.loss_mask.to(device),
-            attention_mask=batch.attention_mask.to(device),
-            ring_attn_group=self.group,
-            media=batch.media,
-        )
+        return self.actor.teacher_tokens(batch, ring_attn_group=self.group)
 
 
 _DTYPES: dict[str, EngineDtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -277,7 +271,7 @@ class KDRun(SFTRun[KDConfig]):
         model = self.config.model
         return Divergence(name=model.kd_loss, beta=model.kd_beta, temperature=model.kd_temperature)
 
-    def _micro_batches(self, step: int) -> list[SFTBatch]:
+    def _micro_batches(self, step: int) -> list[list[ModelSample]]:
         share = self.config.rollout.on_policy_share
         # The same on every rank, and in a resumed run.
         self.on_policy = random.Random(f"{self.config.train.seed} {step}").random() < share
@@ -289,25 +283,23 @@ class KDRun(SFTRun[KDConfig]):
         rows = [self.rows[number] for number in numbers]
         return self._in_passes(self.student_engine.samples(rows, step=step, numbers=numbers))
 
-    def terms(self, batch: SFTBatch) -> Terms:
+    def terms(self, batch: list[ModelSample]) -> Terms:
         """Return the mixed loss; on the student's own responses only the distance, without their cross-entropy."""
         if not self.on_policy:
             return super().terms(batch)
         found = self.token_losses(batch)
         sums = {name: values.detach().sum() for name, values in found.parts.items()}
         loss = self.config.model.kd_coef * found.parts[DISTANCE].sum()
-        return Terms(loss=loss, aux_loss=found.aux_loss, sums={**sums, ON_POLICY: batch.loss_mask.sum().to(loss)})
+        return Terms(
+            loss=loss, aux_loss=found.aux_loss, sums={**sums, ON_POLICY: loss.new_tensor(self.counts(batch).tokens)}
+        )
 
-    def token_losses(self, batch: SFTBatch) -> TokenTerms:
+    def token_losses(self, batch: list[ModelSample]) -> TokenTerms:
         """Return the loss of each loss token, and its two parts."""
-        device = cpu.device()
         log_probs, output = self.actor(
-            batch.sequences.to(device),
-            batch.loss_mask.to(device),
-            attention_mask=batch.attention_mask.to(device),
+            batch,
             return_output=True,
             ring_attn_group=self.strategy.ring_attn_group,
-            media=batch.media,
             distillation=Distillation(teacher=self.teacher.tokens(batch), divergence=self.divergence),
         )
         coef, distance = self.config.model.kd_coef, output.divergence

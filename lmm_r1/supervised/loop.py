@@ -22,6 +22,7 @@ from lmm_r1.data.training_rows import KeptRows, dataset_paths
 from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.supervised import (
     RowCheck,
     SampleEncoder,
@@ -34,7 +35,6 @@ from lmm_r1.supervised import (
 )
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
 from lmm_r1.supervised.models import ConfigT, SupervisedSession
-from lmm_r1.supervised.samples import SFTBatch
 from lmm_r1.train.start import blended_rows
 from lmm_r1.train.stopping import Progress, SaveSchedule
 from lmm_r1.train.update import Counts, Step, Terms, update
@@ -152,10 +152,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def engine(self) -> Any:
         """DeepSpeed's engine around the trained model."""
         return self.actor.model
-
-    @property
-    def pad_token_id(self) -> int:
-        return self.checkpoint.tokenizer.pad_token_id
 
     @abstractmethod
     def collate(self, samples: Sequence[SampleT]) -> BatchT:
@@ -332,19 +328,10 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
         return [self.collate(part) for part in kept]
 
-    def policy_log_probs(self, batch: SFTBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
+    def policy_log_probs(self, batch: list[ModelSample]) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the log-probs of loss tokens, (B, T - 1), 0 elsewhere, and the load-balancing loss (0 if unused)."""
-        device = cpu.device()
         balanced = self.config.model.aux_loss_coef > 0
-        returned = self.actor(
-            batch.sequences.to(device),
-            batch.loss_mask.to(device),
-            attention_mask=batch.attention_mask.to(device),
-            return_output=balanced,
-            ring_attn_group=self.strategy.ring_attn_group,
-            media=batch.media,
-            prompts=batch.prompts,
-        )
+        returned = self.actor(batch, return_output=balanced, ring_attn_group=self.strategy.ring_attn_group)
         if not balanced:
             return returned, 0.0
         log_probs, output = returned

@@ -8,19 +8,18 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from lmm_r1 import cpu
 from lmm_r1.config import DPOConfig, SupervisedConfig, model_path
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.loading import load_settings, trained_settings
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.supervised.samples import SFTBatch
 from lmm_r1.train.stopping import StopRequests
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
@@ -100,7 +99,7 @@ class Reference:
     """The ranks that share sequences."""
 
     @torch.no_grad()
-    def log_probs(self, batch: SFTBatch) -> torch.Tensor:
+    def log_probs(self, batch: list[ModelSample]) -> torch.Tensor:
         """Return those of loss tokens, (B, T - 1), 0 elsewhere, without dropout."""
         if not self.without_adapters:
             return self._run(batch)
@@ -113,16 +112,8 @@ class Reference:
         finally:
             model.train(trains)
 
-    def _run(self, batch: SFTBatch) -> torch.Tensor:
-        device = cpu.device()
-        return self.actor(
-            batch.sequences.to(device),
-            batch.loss_mask.to(device),
-            attention_mask=batch.attention_mask.to(device),
-            ring_attn_group=self.group,
-            media=batch.media,
-            prompts=batch.prompts,
-        )
+    def _run(self, batch: list[ModelSample]) -> torch.Tensor:
+        return self.actor(batch, ring_attn_group=self.group)
 
 
 def prepare_reference(config: DPOConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import Self
 
-from lmm_r1 import cpu
 from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import PreferenceRow, Row
 from lmm_r1.data.training_rows import KeptRows
@@ -18,7 +17,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.models.loading import trained_settings
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.supervised import RowCheck, judged_rows, passes
-from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, collate_pairs, sides_of
+from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, sides_for_model, sides_of
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained
@@ -71,15 +70,6 @@ class RewardEncoder(PairEncoder):
             margin=row.margin or 0.0,
             scores=(row.chosen_score or 0.0, row.rejected_score or 0.0),
         )
-
-
-def collate_rewards(samples: Sequence[RewardSample], *, pad_token_id: int) -> RewardBatch:
-    """Pad pairs on the right into one batch."""
-    return RewardBatch(
-        tokens=collate_pairs(samples, pad_token_id=pad_token_id).tokens,
-        margins=torch.tensor([sample.margin for sample in samples]),
-        scores=torch.tensor([sample.scores for sample in samples]).T,
-    )
 
 
 def _check_scores(row: PreferenceRow) -> None:
@@ -202,12 +192,14 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         config.mean, config.std = metrics["eval_reward_mean"], max(metrics["eval_reward_std"], 1e-8)
 
     def collate(self, samples: Sequence[RewardSample]) -> RewardBatch:
-        return collate_rewards(samples, pad_token_id=self.pad_token_id)
+        return RewardBatch(
+            sides=sides_for_model(samples),
+            margins=torch.tensor([sample.margin for sample in samples]),
+            scores=torch.tensor([sample.scores for sample in samples]).T,
+        )
 
     def counts(self, batch: RewardBatch) -> Counts:
-        return Counts(
-            units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()), samples=len(batch.weights)
-        )
+        return batch.counts
 
     def terms(self, batch: RewardBatch) -> Terms:
         chosen, rejected = self.rewards(batch)
@@ -223,15 +215,7 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
 
     def rewards(self, batch: RewardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rewards of chosen and of rejected responses, (B,) each; every rank calls it equally often."""
-        device = cpu.device()
-        tokens = batch.tokens
-        rewards = self.engine(
-            tokens.sequences.to(device),
-            attention_mask=tokens.attention_mask.to(device),
-            ring_attn_group=self.strategy.ring_attn_group,
-            media=tokens.media,
-            prompts=tokens.prompts,
-        )
+        rewards = self.engine(batch.sides, of_samples=True, ring_attn_group=self.strategy.ring_attn_group)
         chosen, rejected = rewards.chunk(2)
         return chosen, rejected
 

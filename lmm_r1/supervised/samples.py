@@ -15,7 +15,7 @@ from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import bordered_ids, encode_row, outlined_row, plain_ids
 from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.lmm_kits.plain_text import control_ids
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import ModelSample
 
 # How SentencePiece writes a space; some tokenizers put one before each piece of text.
 _SPACE = "▁"
@@ -222,15 +222,15 @@ class SFTSample:
         """The sample without loss tokens."""
         return replace(self, loss_mask=[False] * len(self.loss_mask))
 
-
-@dataclass(frozen=True, kw_only=True)
-class SFTBatch:
-    sequences: torch.Tensor  # (B, T), padded on the right
-    attention_mask: torch.Tensor  # (B, T)
-    loss_mask: torch.Tensor  # (B, T - 1): whether the loss takes the next token
-    media: list[Media | None]  # B entries
-    prompts: Prompts | None = None
-    """Which samples continue the same prompt; None if none do."""
+    def for_model(self, *, group: int | None = None) -> ModelSample:
+        """Return what a model computes of it."""
+        return ModelSample(
+            token_ids=torch.tensor(self.token_ids),
+            loss_mask=torch.tensor(self.loss_mask[1:], dtype=torch.bool),
+            media=self.media,
+            group=group,
+            prompt_tokens=self.prompt_tokens,
+        )
 
 
 def encode_sample(
@@ -287,26 +287,6 @@ def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -
         token_ids=[token for part in parts for token in part],
         loss_mask=[counts for part, counts in zip(parts, mask, strict=True) for _ in part],
         media=None,
-    )
-
-
-def collate(samples: Sequence[SFTSample], *, pad_token_id: int, prompts: Prompts | None = None) -> SFTBatch:
-    """Pad samples on the right into one batch."""
-    width = max(len(sample.token_ids) for sample in samples)
-    sequences = torch.full((len(samples), width), pad_token_id)
-    attention_mask = torch.zeros(len(samples), width, dtype=torch.long)
-    loss_mask = torch.zeros(len(samples), width, dtype=torch.bool)
-    for index, sample in enumerate(samples):
-        length = len(sample.token_ids)
-        sequences[index, :length] = torch.tensor(sample.token_ids)
-        attention_mask[index, :length] = 1
-        loss_mask[index, :length] = torch.tensor(sample.loss_mask)
-    return SFTBatch(
-        sequences=sequences,
-        attention_mask=attention_mask,
-        loss_mask=loss_mask[:, 1:],
-        media=[sample.media for sample in samples],
-        prompts=prompts,
     )
 
 

@@ -22,13 +22,14 @@ from lmm_r1.generation.engine import EngineDtype, EngineSettings, SamplingSettin
 from lmm_r1.generation.transformers_engine import TransformersEngine
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.scoring.sources import make_judge
 from lmm_r1.supervised import RowCheck, SampleEncoder, kept
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import SupervisedRun, TokenTerms
 from lmm_r1.supervised.models import SupervisedSession, prepare_policy
-from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_sample, collate, encode_sample, loss_turns
+from lmm_r1.supervised.samples import SFTSample, check_sample, encode_sample, loss_turns
 from lmm_r1.train.update import Counts, Terms
 
 
@@ -84,10 +85,11 @@ class SFTEvaluation(HeldOut["SFTRun[Any]", SFTSample]):
 
     def _measured(self, samples: Sequence[SFTSample]) -> torch.Tensor:
         batch = self.run.collate(samples)
+        tokens = torch.stack([sample.loss_mask.sum() for sample in batch])
         found = self.run.token_losses(batch)
         self.parts = tuple(found.parts)
         sums = [values.double().sum(-1) for values in (found.loss, *found.parts.values())]
-        return torch.stack([*sums, batch.loss_mask.sum(-1).to(sums[0])], dim=-1)
+        return torch.stack([*sums, tokens.to(sums[0])], dim=-1)
 
     def _metrics(self, sums: torch.Tensor) -> dict[str, float]:
         *totals, tokens = sums.tolist()
@@ -173,7 +175,7 @@ def _own_settings(model: Any) -> Iterator[None]:
 SFTConfigT = TypeVar("SFTConfigT", bound=SFTConfig)
 
 
-class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
+class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, list[ModelSample]]):
     """The loss is the mean over all loss tokens."""
 
     kind = "sft"
@@ -195,19 +197,19 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
     def of(cls, session: SupervisedSession[SFTConfigT], **learned: Any) -> Self:
         return cls(session, prepare_policy(session), **learned)
 
-    def collate(self, samples: Sequence[SFTSample]) -> SFTBatch:
-        return collate(samples, pad_token_id=self.pad_token_id)
+    def collate(self, samples: Sequence[SFTSample]) -> list[ModelSample]:
+        return [sample.for_model() for sample in samples]
 
-    def counts(self, batch: SFTBatch) -> Counts:
-        tokens = int(batch.loss_mask.sum())
-        return Counts(units=tokens, tokens=tokens, samples=len(batch.sequences))
+    def counts(self, batch: list[ModelSample]) -> Counts:
+        tokens = sum(int(sample.loss_mask.sum()) for sample in batch)
+        return Counts(units=tokens, tokens=tokens, samples=len(batch))
 
-    def terms(self, batch: SFTBatch) -> Terms:
+    def terms(self, batch: list[ModelSample]) -> Terms:
         found = self.token_losses(batch)
         sums = {name: values.detach().sum() for name, values in found.parts.items()}
         return Terms(loss=found.loss.sum(), aux_loss=found.aux_loss, sums=sums)
 
-    def token_losses(self, batch: SFTBatch) -> TokenTerms:
+    def token_losses(self, batch: list[ModelSample]) -> TokenTerms:
         """Return the negative log-likelihood of each loss token."""
         log_probs, aux_loss = self.policy_log_probs(batch)
         return TokenTerms(loss=-log_probs, aux_loss=aux_loss)

@@ -1,38 +1,56 @@
-"""Padded batches to packed sequences: no padding, what samples begin with once; results go back to their places."""
+"""Samples to packed sequences: no padding, what samples begin with once; results go back to their places."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
 from lmm_r1.data.sample import PlacedMedia, SampleMedia, TreeSample, placed, prefix_tree
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
-
-@dataclass(frozen=True, kw_only=True)
-class Prompts:
-    """Which samples of a batch continue the same prompt, by their rows."""
-
-    groups: Sequence[int]
-    """Samples with the same number share the prompt's tokens and media."""
-    lengths: Sequence[int]
-    """Tokens of the prompt."""
+SampleT = TypeVar("SampleT")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Targets:
-    """The tokens of a batch from which something is wanted: column c predicts column c + 1, or has a value of its own."""
+class ModelSample:
+    """A sample of L tokens as a model computes it."""
 
-    wanted: torch.Tensor
-    """(B, T - 1), bool; (B, T) where values are wanted, which a last token has as well."""
-    prompts: Prompts | None = None
-    """None where no samples share a prompt."""
+    token_ids: torch.Tensor
+    """(L,)."""
+    loss_mask: torch.Tensor
+    """(L - 1,), bool: of which of the tokens after the first a number is wanted."""
+    media: SampleMedia = None
+    group: int | None = None
+    """Samples of a batch with the same number share the prompt's tokens and media; None for a sample by itself."""
+    prompt_tokens: int = 0
+    """How many of its first tokens are the prompt's, if it has a group."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], media: SampleMedia = None) -> ModelSample:
+        """Return a sample by itself, whose tokens are all wanted."""
+        return cls(
+            token_ids=torch.tensor(token_ids),
+            loss_mask=torch.ones(len(token_ids) - 1, dtype=torch.bool),
+            media=media,
+        )
+
+    @property
+    def last(self) -> torch.Tensor:
+        """(L,), bool: only the last token."""
+        return torch.arange(len(self.token_ids)) == len(self.token_ids) - 1
+
+
+def stacked(samples: Sequence[SampleT], part: Callable[[SampleT], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor of each sample in one, (B, longest), with zeros after the shorter ones."""
+    return pad_sequence([part(sample) for sample in samples], batch_first=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +65,9 @@ class PackedSequence:
     """Tokens from which a target is predicted, (K,)."""
     target_ids: torch.Tensor  # (K,)
     places: tuple[torch.Tensor, torch.Tensor]
-    """Row and column in the padded batch's predictions (B, T - 1), (P,) each: a target of several samples has several."""
+    """Sample and token from which each target is predicted, (P,) each: a target of several samples has several."""
+    shape: tuple[int, int]
+    """(B, A), of the results."""
     filled: bool
     """Whether its last segment is an image that only keeps the vision tower running."""
     filler: int
@@ -55,97 +75,66 @@ class PackedSequence:
     copies: torch.Tensor | None = None
     """Which of the K targets each place is about, (P,); None where each has one place, in their order."""
 
-    def scatter(self, values: torch.Tensor, *, like: torch.Tensor) -> torch.Tensor:
-        """Return values (K,) at their places in zeros of the shape of `like` (B, T - 1)."""
+    def scatter(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values (K,) at their places in zeros (B, A)."""
         if self.copies is not None:
             # Its gradients are summed in one order, unlike those of `index_select` on GPUs.
             values = values[self.copies]
-        return values.new_zeros(like.shape).index_put(self.places, values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sample:
-    """One row of the batch without its padding."""
-
-    row: int
-    columns: torch.Tensor
-    """Columns of its tokens in the batch, (L,)."""
-    token_ids: torch.Tensor  # (L,)
-    prompt_length: int
-    media: tuple[PlacedMedia, ...]
-
-    @property
-    def has_later_media(self) -> bool:
-        """Whether media stand behind its prompt."""
-        return any(item.start >= self.prompt_length for item in self.media)
+        return values.new_zeros(self.shape).index_put(self.places, values)
 
 
 def pack_batch(
     kit: LmmKit,
     config: PretrainedConfig,
+    samples: Sequence[ModelSample],
     *,
-    sequences: torch.Tensor,
-    attention_mask: torch.Tensor,
-    targets: Targets,
-    media: Sequence[SampleMedia],
+    wanted: torch.Tensor,
     share_prefix: bool,
     fill: bool,
     multiple_of: int = 1,
+    device: torch.device | None = None,
 ) -> PackedSequence:
-    """Return a padded batch (B, T) as one packed sequence.
+    """Return samples as one packed sequence.
 
-    Samples of one prompt make a tree where `share_prefix` is set: what some of them begin with is there once, with its
+    Samples of a group make a tree where `share_prefix` is set: what some of them begin with is there once, with its
     media.
 
     Args:
-        media: one entry per row of the batch.
+        wanted: (B, A), bool: the tokens from which a number is wanted. That of token c is about token c + 1.
         fill: append the smallest legal image where there is none, so that the vision tower runs on every rank.
         multiple_of: append tokens of no meaning until this divides their number.
     """
-    samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
     parts = _Parts(kit=kit, config=config)
-    for group in _groups(samples, targets.prompts if share_prefix else None):
-        parts.add_group(group, targets.wanted.cpu())
+    groups: dict[int, list[int]] = {}
+    for row, sample in enumerate(samples):
+        shares = share_prefix and sample.group is not None
+        groups.setdefault(sample.group if shares else -1 - row, []).append(row)  # type: ignore[arg-type]
+    for rows in groups.values():
+        parts.add_group({row: samples[row] for row in rows}, wanted)
     real = parts.length
-    image = kit.filler_media(config) if fill and not parts.media else None
-    if image is not None:
-        image_ids, filler = image
-        parts.add_segment(torch.tensor(image_ids))
-        parts.media.append(filler)
-        parts.inputs.append(parts.inputs_of(torch.tensor(image_ids), [filler]))
+    filled = fill and not parts.media
+    if filled:
+        ids, media = _filler(kit, config)
+        parts.add_segment(ids)
+        parts.media.append(media)
+        parts.inputs.append(parts.inputs_of(ids, [media]))
     missing = -parts.length % multiple_of
     if missing:
         # A chat's first token is no placeholder of an image.
         ids = parts.token_ids[0][:1].repeat(missing)
         parts.add_segment(ids)
         parts.inputs.append(parts.inputs_of(ids, []))
-    return parts.packed(filled=image is not None, filler=parts.length - real, device=sequences.device)
+    return parts.packed(
+        shape=(wanted.shape[0], wanted.shape[1]), filled=filled, filler=parts.length - real, device=device
+    )
 
 
-def _samples(
-    sequences: torch.Tensor, attention_mask: torch.Tensor, targets: Targets, media: Sequence[SampleMedia]
-) -> list[_Sample]:
-    samples = []
-    for row, (ids, mask) in enumerate(zip(sequences, attention_mask, strict=True)):
-        columns = mask.nonzero().flatten()
-        samples.append(
-            _Sample(
-                row=row,
-                columns=columns,
-                token_ids=ids[columns],
-                prompt_length=len(columns) if targets.prompts is None else targets.prompts.lengths[row],
-                media=placed(media[row]) if media else (),
-            )
-        )
-    return samples
-
-
-def _groups(samples: Sequence[_Sample], prompts: Prompts | None) -> list[list[_Sample]]:
-    """Return samples by their prompt, in the order in which these come first; each by itself without prompts."""
-    groups: dict[int, list[_Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.row if prompts is None else prompts.groups[sample.row], []).append(sample)
-    return list(groups.values())
+def _filler(kit: LmmKit, config: PretrainedConfig) -> tuple[torch.Tensor, Media]:
+    """Return ids (L,) and media of the smallest legal image."""
+    filler = kit.filler_media(config)
+    assert filler is not None, f"the kit {kit.model_type} takes images and has no filler"
+    ids, media = filler
+    return torch.tensor(ids), media
 
 
 class _Parts:
@@ -167,39 +156,56 @@ class _Parts:
     def length(self) -> int:
         return self.segments[-1].end if self.segments else 0
 
-    def add_group(self, group: Sequence[_Sample], wanted: torch.Tensor) -> None:
-        """Add the samples of one prompt as a tree, its nodes in pre-order; a sample by itself is one segment."""
+    def add_group(self, group: Mapping[int, ModelSample], wanted: torch.Tensor) -> None:
+        """Add the samples of one prompt, by their rows, as a tree, its nodes in pre-order; one sample is one segment."""
+        members = list(group.values())
+        media = [placed(sample.media) for sample in members]
         tree = prefix_tree(
-            [TreeSample(token_ids=sample.token_ids.numpy(), media=sample.media) for sample in group],
-            known=group[0].prompt_length,
+            [
+                TreeSample(token_ids=sample.token_ids.numpy(), media=items)
+                for sample, items in zip(members, media, strict=True)
+            ],
+            known=members[0].prompt_tokens,
         )
         first = len(self.segments)
-        inputs = self._inputs_by_row(group)
-        tokens: list[list[torch.Tensor]] = [[] for _ in group]
+        inputs = self._inputs_of_group(members, media)
+        tokens: list[list[torch.Tensor]] = [[] for _ in members]
         for node in tree:
-            start, owner = self.length, group[node.samples[0]]
+            start, owner = self.length, node.samples[0]
             prefix = None if node.parent is None else first + node.parent
-            self.add_segment(owner.token_ids[node.start : node.end], prefix=prefix)
-            self.media += [item.tensors for item in owner.media if node.start <= item.start < node.end]
-            self.inputs.append(_cut(inputs[owner.row], node.start, node.end))
+            self.add_segment(members[owner].token_ids[node.start : node.end], prefix=prefix)
+            self.media += [item.tensors for item in media[owner] if node.start <= item.start < node.end]
+            self.inputs.append({name: value[..., node.start : node.end] for name, value in inputs[owner].items()})
             for member in node.samples:
                 tokens[member].append(torch.arange(start, self.length))
-        for sample, own in zip(group, tokens, strict=True):
-            self.add_targets(sample, wanted, tokens=torch.cat([torch.arange(0), *own]))
+        for (row, sample), own in zip(group.items(), tokens, strict=True):
+            columns = wanted[row].nonzero().flatten()
+            self.sources.append(torch.cat(own)[columns])
+            # After a sample's last token there is none to be predicted: its first stands here.
+            self.target_ids.append(sample.token_ids.roll(-1)[columns])
+            self.places.append((torch.full_like(columns, row), columns))
 
     def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
         self.segments.append(PackedSegment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
         self.token_ids.append(token_ids)
 
-    def _inputs_by_row(self, group: Sequence[_Sample]) -> dict[int, dict[str, torch.Tensor]]:
-        """Return what the model gets for each token of samples of one prompt, and maybe for more, by their rows."""
+    def _inputs_of_group(
+        self, members: Sequence[ModelSample], media: Sequence[Sequence[PlacedMedia]]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Return what the model gets for each token of samples of one prompt, and maybe for more."""
         # Without media in them, all responses go on from the prompt alike: one as long as the longest serves all.
-        plain = [sample for sample in group if not sample.has_later_media]
-        in_common = self.inputs_of_sample(max(plain, key=lambda sample: len(sample.token_ids))) if plain else {}
-        return {sample.row: self.inputs_of_sample(sample) if sample.has_later_media else in_common for sample in group}
-
-    def inputs_of_sample(self, sample: _Sample) -> dict[str, torch.Tensor]:
-        return self.inputs_of(sample.token_ids, [item.tensors for item in sample.media])
+        plain = [
+            row
+            for row, (sample, items) in enumerate(zip(members, media, strict=True))
+            if all(item.start < sample.prompt_tokens for item in items)
+        ]
+        longest = max(plain, key=lambda row: len(members[row].token_ids), default=-1)
+        made = {
+            row: self.inputs_of(members[row].token_ids, [item.tensors for item in media[row]])
+            for row in range(len(members))
+            if row == longest or row not in plain
+        }
+        return [made[longest if row in plain else row] for row in range(len(members))]
 
     def inputs_of(self, token_ids: torch.Tensor, media: Sequence[Media]) -> dict[str, torch.Tensor]:
         """Return what the model gets for each of a sample's tokens: positions, and token types where there are media."""
@@ -210,16 +216,9 @@ class _Parts:
         self.media_names |= names
         return {name: value for name, value in inputs.items() if name not in names}
 
-    def add_targets(self, sample: _Sample, wanted: torch.Tensor, *, tokens: torch.Tensor) -> None:
-        """Add the targets of a sample, whose tokens (L,) are where `tokens` says."""
-        before = wanted[sample.row, sample.columns[sample.columns < wanted.shape[1]]].nonzero().flatten()
-        columns = sample.columns[before]
-        self.sources.append(tokens[before])
-        # Behind a sample's last token there is none to be predicted: its first stands here.
-        self.target_ids.append(sample.token_ids.roll(-1)[before])
-        self.places.append((torch.full_like(columns, sample.row), columns))
-
-    def packed(self, *, filled: bool, filler: int, device: torch.device) -> PackedSequence:
+    def packed(
+        self, *, shape: tuple[int, int], filled: bool, filler: int, device: torch.device | None
+    ) -> PackedSequence:
         token_ids = torch.cat(self.token_ids)
         layout = PackedLayout(
             segments=tuple(self.segments),
@@ -240,6 +239,7 @@ class _Parts:
             sources=sources[first].to(device),
             target_ids=target_ids[first].to(device),
             places=(torch.cat(rows).to(device), torch.cat(columns).to(device)),
+            shape=shape,
             filled=filled,
             filler=filler,
             copies=None if copies is None else copies.to(device),
@@ -279,11 +279,6 @@ def _distinct(sources: torch.Tensor, target_ids: torch.Tensor) -> tuple[torch.Te
     return torch.from_numpy(first[order]), torch.from_numpy(place[copies])
 
 
-def _cut(inputs: dict[str, torch.Tensor], start: int, end: int) -> dict[str, torch.Tensor]:
-    """Return what the model gets for some tokens of a sample."""
-    return {name: value[..., start:end] for name, value in inputs.items()}
-
-
 def _without_pixels(media: Media) -> Media:
     """Return media as positions are made of them, sizes and grids: pixels have a shape but take no memory."""
     return {
@@ -294,52 +289,42 @@ def _without_pixels(media: Media) -> Media:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchInputs:
-    """Turns batches (B, T), with one entry of media per row, into arguments of the model's forward."""
+    """Turns samples into arguments of the model's forward."""
 
     kit: LmmKit
     config: PretrainedConfig
     dtype: torch.dtype
     """Of pixel values; grids and sizes stay integers."""
+    device: torch.device
+    """Where the model computes; its weights may be elsewhere."""
 
-    @classmethod
-    def of(cls, model: torch.nn.Module, *, kit: LmmKit, config: PretrainedConfig) -> BatchInputs:
-        """Return the inputs of a model whose weights are of one dtype; an engine's config is not always the model's."""
-        return cls(kit=kit, config=config, dtype=next(model.parameters()).dtype)
-
-    def padded(
-        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[SampleMedia]
-    ) -> dict[str, torch.Tensor]:
-        """Return all arguments for the batch, which may have a row more than given; see `_with_filler_row`."""
-        given = [item.tensors for row in media for item in placed(row)]
+    def padded(self, samples: Sequence[ModelSample]) -> dict[str, torch.Tensor]:
+        """Return all arguments for samples padded on the right, (B, T) or (B + 1, T): a filler comes last."""
+        given = [item.tensors for sample in samples for item in placed(sample.media)]
         if not given and self._needs_filler():
-            sequences, attention_mask, given = self._with_filler_row(sequences, attention_mask)
+            ids, media = _filler(self.kit, self.config)
+            samples, given = [*samples, ModelSample(token_ids=ids, loss_mask=ids[1:].bool())], [media]
+        sequences = stacked(samples, lambda sample: sample.token_ids).to(self.device)
+        mask = stacked(samples, lambda sample: torch.ones_like(sample.token_ids)).to(self.device)
         merged = None
         if given:
-            merged = {key: value.to(sequences.device) for key, value in self.kit.merge_media(given).items()}
-        inputs = self.kit.forward_inputs(self.config, sequences, attention_mask, merged)
-        return {**self._arguments(sequences, inputs), "attention_mask": attention_mask}
+            merged = {key: value.to(self.device) for key, value in self.kit.merge_media(given).items()}
+        inputs = self.kit.forward_inputs(self.config, sequences, mask, merged)
+        return {**self._arguments(sequences, inputs), "attention_mask": mask}
 
     def packed(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        targets: Targets,
-        share_prefix: bool,
-        multiple_of: int = 1,
+        self, samples: Sequence[ModelSample], *, wanted: torch.Tensor, share_prefix: bool, multiple_of: int = 1
     ) -> tuple[PackedSequence, dict[str, torch.Tensor | None]]:
-        """Return the batch as a packed sequence, whose length `multiple_of` divides, and all arguments for it."""
+        """Return samples as a packed sequence, whose length `multiple_of` divides, and all arguments for it."""
         packed = pack_batch(
             self.kit,
             self.config,
-            sequences=sequences,
-            attention_mask=attention_mask,
-            targets=targets,
-            media=media,
+            samples,
+            wanted=wanted,
             share_prefix=share_prefix,
             fill=self._needs_filler(),
             multiple_of=multiple_of,
+            device=self.device,
         )
         # The layout stands in the mask's place.
         return packed, {**self._arguments(packed.token_ids, packed.inputs), "attention_mask": None}
@@ -349,7 +334,9 @@ class BatchInputs:
         return self.kit.in_one_tower_run(self.config, {"input_ids": token_ids, **self._in_dtype(inputs)})
 
     def _needs_filler(self) -> bool:
-        """Whether the vision tower must run without images: ranks wait for one another, and gradients must be new.
+        """Whether the vision tower must run without images: on all ranks, or ZeRO's collectives wait forever.
+
+        The image's tokens take no part in the loss, so its gradients are exactly zero; but they must be new.
 
         To a weight without a gradient in one of several passes, DeepSpeed 0.19.6 gives that of an earlier step
         (ZeRO-3, and ZeRO-2 with `--ds.adam_offload`).
@@ -360,23 +347,3 @@ class BatchInputs:
 
     def _in_dtype(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {key: value.to(self.dtype) if value.is_floating_point() else value for key, value in inputs.items()}
-
-    def _with_filler_row(
-        self, sequences: torch.Tensor, attention_mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, list[Media]]:
-        """Add a row that holds the smallest legal image, whose output is dropped.
-
-        All ranks must run the vision tower in a step, or ZeRO's collectives wait for one another forever. The row
-        takes no part in the loss, so its gradients are exactly zero.
-        """
-        filler = self.kit.filler_media(self.config)
-        assert filler is not None, f"the kit {self.kit.model_type} takes images and has no filler"
-        ids, media = filler
-        width = max(sequences.shape[1], len(ids))
-        padded = sequences.new_zeros(len(sequences) + 1, width)
-        mask = attention_mask.new_zeros(len(sequences) + 1, width)
-        padded[:-1, : sequences.shape[1]] = sequences
-        mask[:-1, : sequences.shape[1]] = attention_mask
-        padded[-1, : len(ids)] = sequences.new_tensor(ids)
-        mask[-1, : len(ids)] = 1
-        return padded, mask, [media]

@@ -23,7 +23,7 @@ from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.image_features import settings_of_chance
 from lmm_r1.models.kit_module import KitModule
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import ModelSample
 
 if TYPE_CHECKING:
     from lmm_r1.host.models import DeepSpeedEngine
@@ -166,40 +166,32 @@ def results(
     *,
     run: DeepSpeedEngine | None = None,
     group: dist.ProcessGroup | None = None,
-    left: bool = False,
 ) -> list[torch.Tensor]:
     """Return what the model gives for the tokens of each sample's response, (L,) each, in one batch.
 
     Args:
         run, group: those of `check_packing`.
-        left: padding is on the left instead of the right.
     """
-    width = max(len(sample.prompt) + len(sample.response) for sample in samples)
-    sequences, mask, wanted = torch.zeros(3, len(samples), width, dtype=torch.long)
-    for row, sample in enumerate(samples):
-        ids = torch.tensor([*sample.prompt, *sample.response])
-        start = width - len(ids) if left else 0
-        sequences[row, start : start + len(ids)] = ids
-        mask[row, start : start + len(ids)] = 1
-        wanted[row, start + len(sample.prompt) : start + len(ids)] = 1
-    wanted = wanted[:, 1:]
-    # Weights may be elsewhere: an engine knows where it computes.
-    device = (model.model if run is None else run).device
-    found = (model if run is None else run)(
-        sequences.to(device),
-        wanted.to(device),
-        attention_mask=mask.to(device),
-        media=[sample.media for sample in samples],
-        prompts=prompts_of(samples),
-        ring_attn_group=group,
-    )
-    return [row[mask.bool()].float() for row, mask in zip(found, wanted, strict=True)]
+    found = (model if run is None else run)(model_samples(samples), ring_attn_group=group)
+    return [
+        row[len(sample.prompt) - 1 :][: len(sample.response)].float()
+        for row, sample in zip(found, samples, strict=True)
+    ]
 
 
-def prompts_of(samples: Sequence[CheckSample]) -> Prompts:
-    """Return which samples have the same prompt."""
+def model_samples(samples: Sequence[CheckSample]) -> list[ModelSample]:
+    """Return the samples as a model computes them, their responses in the loss; those of one prompt are a group."""
     known = [(tuple(sample.prompt), id(sample.media)) for sample in samples]
-    return Prompts(groups=[known.index(prompt) for prompt in known], lengths=[len(ids) for ids, _ in known])
+    return [
+        ModelSample(
+            token_ids=torch.tensor([*sample.prompt, *sample.response]),
+            loss_mask=torch.arange(1, len(sample.prompt) + len(sample.response)) >= len(sample.prompt),
+            media=sample.media,
+            group=known.index(prompt),
+            prompt_tokens=len(sample.prompt),
+        )
+        for sample, prompt in zip(samples, known, strict=True)
+    ]
 
 
 def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str) -> None:
