@@ -47,9 +47,8 @@ def with_log_probs(
         for token_ids, log_probs in group:
             made = unrewarded(generated_sample(prompt.token_ids, token_ids, of=asked, log_probs=log_probs))
             one = TrainingSample.of(made, max_len=10**6)
-            ids, mask = one.token_ids[None], one.loss_mask[None].long()
             with torch.no_grad():
-                one.log_probs = actor(ids, mask, attention_mask=torch.ones_like(ids), media=[given])[0]
+                one.log_probs = actor([one.for_model(given)])[0]
             found.append(one)
     return found
 

@@ -13,8 +13,9 @@ from helpers.tiny_models import make_actor
 from lmm_r1.lmm_kits import Checkpoint, get_kit
 from lmm_r1.models.distillation import Distillation, Divergence
 from lmm_r1.models.packed.attention import packing_refusal
+from lmm_r1.models.packed.packing import stacked
 from lmm_r1.supervised.kd import _check_same_media, _probes, check_same_tokens
-from lmm_r1.supervised.samples import collate, encode_sample
+from lmm_r1.supervised.samples import encode_sample
 
 DIVERGENCE = Divergence(name="jsd", beta=BETA, temperature=TEMPERATURE)
 
@@ -37,18 +38,16 @@ def test_a_student_is_as_far_from_a_larger_teacher_as_its_logits_say(
     samples = [encode_sample(one, kit=kit, processor=student.processor, max_len=8192, every_turn=True) for one in rows]
     packs = packing_refusal(make_actor(folder).model) is None
     ours, theirs = (make_actor(path, packing_samples=packs) for path in (folder, larger))
-    batch = collate(samples, pad_token_id=0)
-    arguments = {"attention_mask": batch.attention_mask, "media": batch.media, "ring_attn_group": None}
+    batch = [sample.for_model() for sample in samples]
+    wanted = stacked(batch, lambda sample: sample.loss_mask)
     with torch.no_grad():
         # Padded, each by itself.
         parts = (losses_by_hand(ours, theirs, sample) for sample in samples)
         distances, losses = map(torch.cat, zip(*parts, strict=True))
-        tokens = theirs.teacher_tokens(batch.sequences, batch.loss_mask, **arguments)
+        tokens = theirs.teacher_tokens(batch, ring_attn_group=None)
         compared = Distillation(teacher=tokens, divergence=DIVERGENCE)
-        log_probs, output = ours(
-            batch.sequences, batch.loss_mask, return_output=True, distillation=compared, **arguments
-        )
+        log_probs, output = ours(batch, return_output=True, distillation=compared)
     assert distances.mean() > 0.05
-    torch.testing.assert_close(output.divergence[batch.loss_mask], distances, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(-log_probs[batch.loss_mask], losses, atol=1e-4, rtol=1e-5)
-    assert output.divergence[~batch.loss_mask].abs().max() == 0
+    torch.testing.assert_close(output.divergence[wanted], distances, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(-log_probs[wanted], losses, atol=1e-4, rtol=1e-5)
+    assert output.divergence[~wanted].abs().max() == 0

@@ -77,8 +77,8 @@ def check(folder: Path, batches: list[Batch], settings: dict[str, Any]) -> None:
     process_store.cache_clear()
     plain, keeping = make_actor(folder, **settings), make_actor(folder, **settings, image_cache_gib=GIB)
     runs, first, second = tower_runs(keeping), *batches
-    expected = [together(plain, batch, side="right") for batch in (first, second)]
-    new = together(keeping, first, side="right")
+    expected = [together(plain, batch) for batch in (first, second)]
+    new = together(keeping, first)
     # An image that comes twice goes through the tower once, and sums may be rounded in another order.
     assert_close(new, expected[0])
     assert runs
@@ -86,12 +86,12 @@ def check(folder: Path, batches: list[Batch], settings: dict[str, Any]) -> None:
     # A small image is the same as the one tile that it is cut into.
     assert 0 < counts.computed <= counts.needed
     # What is new goes through the tower without what is known.
-    assert_close(together(keeping, second, side="right"), expected[1])
+    assert_close(together(keeping, second), expected[1])
     counts = keeping.take_feature_counts()
     assert 0 < counts.computed < counts.needed
     runs.clear()
-    assert_equal(together(keeping, first, side="right"), new)
-    assert_close(together(keeping, second, side="right"), expected[1])
+    assert_equal(together(keeping, first), new)
+    assert_close(together(keeping, second), expected[1])
     assert not runs
     assert keeping.take_feature_counts().computed == 0
 
@@ -115,7 +115,7 @@ def test_features_come_of_no_weights_but_those_of_tower_and_projector(tiny_check
     actor = make_actor(tiny_checkpoint(name), freeze_visual_encoder=True, image_cache_gib=GIB)
     plain = make_actor(tiny_checkpoint(name), freeze_visual_encoder=True)
     batch = batches_of(name)[0]
-    together(actor, batch, side="right")
+    together(actor, batch)
     with torch.no_grad():
         for model in (actor.model, plain.model):
             for weight in model.parameters():
@@ -123,6 +123,6 @@ def test_features_come_of_no_weights_but_those_of_tower_and_projector(tiny_check
                     weight.add_(0.01)
     computed = actor.take_feature_counts().computed
     # Both samples of a prompt have its images, which go through the tower once where they are kept.
-    assert_close(together(actor, batch, side="right"), together(plain, batch, side="right"))
+    assert_close(together(actor, batch), together(plain, batch))
     assert computed
     assert actor.take_feature_counts().computed == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.passes import next_log_probs
 from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
@@ -94,5 +95,5 @@ def test_an_extreme_image_is_trained_on_or_refused_with_its_size(actor_of, name,
     encoded = encode_image(name, processor, image)
     sequences, mask = pad([encoded.token_ids], side="right")
     with torch.no_grad():
-        log_probs = actor(sequences, attention_mask=mask, return_logprobs=True, media=[encoded.media])
+        log_probs = next_log_probs(actor, sequences, attention_mask=mask, media=[encoded.media])
     assert torch.isfinite(log_probs).all()

@@ -97,7 +97,7 @@ def check_exact(folder: Path, monkeypatch: pytest.MonkeyPatch, *, prompts: tuple
             for way, depth in (("packed", 0), ("shared", 3)):
                 depths.clear()
                 with actors.running(way, mode="train") as actor:
-                    mine = together(actor, batch, side="left")
+                    mine = together(actor, batch)
                 # Turns may begin alike by chance.
                 assert min(depths) >= depth, way
                 assert mine.gradients.keys() == exact.gradients.keys()
@@ -117,7 +117,7 @@ def test_the_state_of_a_prompt_matters_to_its_responses(tiny_checkpoint):
 
         patch.setattr(linear_attention, "gated_delta_rule", forgetful)
         with actors.running("shared") as actor:
-            mine = together(actor, batch, side="left")
+            mine = together(actor, batch)
     off = [(one - other).abs() for one, other in zip(mine.log_probs, theirs.log_probs, strict=True)]
     # The prompt itself predicts a response's first token.
     assert min(each[1:].max() for each in off if len(each) > 1) > 1e-3

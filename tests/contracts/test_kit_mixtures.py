@@ -25,19 +25,13 @@ def test_the_routers_learn_and_are_balanced_padded_and_packed(name, tiny_checkpo
     config = kit.load_config(str(tiny), trust_remote_code=False)
     check_balanced(config, kit=kit, coef=0.01, flag="actor.aux_loss_coef", model="model")
     assert routers_of(config, kit=kit).top_k == 2
-    batch = Batch(tuple(groups(prompts_of(name, *CONVERSATIONS), [(4, 7), (5,)]))).padded("left")
+    batch = Batch(tuple(groups(prompts_of(name, *CONVERSATIONS), [(4, 7), (5,)])))
     found = []
     for packing in (False, True):
         actor = make_actor(tiny, packing_samples=packing)
         actor.balance_experts()
         actor.train()
-        _, output = actor(
-            batch.sequences,
-            batch.action_mask,
-            attention_mask=batch.attention_mask,
-            media=batch.media,
-            return_output=True,
-        )
+        _, output = actor([replace(sample, group=None) for sample in batch.for_model], return_output=True)
         output.aux_loss.backward()
         found.append((output.aux_loss.item(), actor.model.model.language_model.layers[1].mlp.gate.weight.grad))
     (padded, gradient), (packed, packed_gradient) = found

@@ -35,9 +35,9 @@ from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
 from lmm_r1.lmm_kits.delta_rule import linear_layers
-from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.models.packed.self_check import check_packing
 
 IMAGE_KITS = kits_with("images")
@@ -129,7 +129,7 @@ def doubles(load: Callable[..., Actors], batch_of: Callable[[str], Batch]) -> Ca
             ways = {"alone": one_by_one(actors.stock, batch)}
             for way in ("packed", "shared"):
                 with actors.running(way) as actor:
-                    ways[way] = together(actor, batch, side="left")
+                    ways[way] = together(actor, batch)
         return ways
 
     return results
@@ -148,7 +148,7 @@ def test_log_probs_entropies_and_gradients_are_those_of_the_samples_one_by_one(
 ):
     theirs = alone(name, "full")
     with load(name, "full").running(way, mode=mode) as actor:
-        mine = together(actor, batch_of(name), side=side)
+        mine = together(actor, batch_of(name))
     assert mine.gradients.keys() == theirs.gradients.keys()
     check(mine, theirs, tolerance=SINGLE, zero=zero(name))
 
@@ -164,7 +164,7 @@ def test_so_they_are_with_gradient_checkpointing_a_frozen_vision_tower_and_adapt
     with load(name, variant).running(way, mode="train") as actor:
         if checkpointing is not None:
             actor.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
-        mine = together(actor, batch_of(name), side="right")
+        mine = together(actor, batch_of(name))
         if checkpointing is not None:
             actor.gradient_checkpointing_disable()
     text = actor.model_config.get_text_config()
@@ -207,10 +207,10 @@ def test_in_double_precision_they_are_equal_to_the_last_digits(doubles, zero, na
 def test_without_logits_they_are_those_of_the_logits(load, batch_of, zero, monkeypatch, name, way):
     actors, batch = load(name, "full"), batch_of(name)
     with actors.in_double_precision(), actors.running(way) as actor:
-        mine = together(actor, batch, side="left")
+        mine = together(actor, batch)
         assert not actor.changes_logits
         monkeypatch.setattr(actor, "changes_logits", True)
-        theirs = together(actor, batch, side="left")
+        theirs = together(actor, batch)
     assert mine.gradients.keys() == theirs.gradients.keys()
     check(mine, theirs, tolerance=DOUBLE, zero=zero(name))
 
@@ -218,16 +218,13 @@ def test_without_logits_they_are_those_of_the_logits(load, batch_of, zero, monke
 @pytest.mark.parametrize("name", sorted(SOME))
 def test_without_an_action_mask_every_next_token_has_its_log_prob(load, batch_of, monkeypatch, name):
     """As supervised training asks for them: it bans no token, and placeholders of images are next tokens as well."""
-    given = batch_of(name).padded("left")
-    wanted = given.attention_mask[:, :-1].bool() & given.attention_mask[:, 1:].bool()
+    samples = [ModelSample.of(sample.token_ids, sample.media) for sample in batch_of(name).samples]
+    wanted = stacked(samples, lambda sample: sample.loss_mask)
     log_probs = []
     for way in WAYS:
         with load(name, "full").running(way) as actor, torch.no_grad():
             monkeypatch.setattr(actor, "banned_token_ids", torch.tensor([], dtype=torch.long))
-            values = actor(
-                given.sequences, attention_mask=given.attention_mask, return_logprobs=True, media=given.media
-            )
-        log_probs.append(values[wanted])
+            log_probs.append(actor(samples)[wanted])
     torch.testing.assert_close(log_probs[1], log_probs[0], atol=SINGLE, rtol=0)
     assert torch.equal(log_probs[2], log_probs[1]), "samples without a prompt share none"
 
@@ -262,13 +259,10 @@ def check_changes(before: list[torch.Tensor], after: list[torch.Tensor], *, chan
 @pytest.mark.parametrize("name", IMAGE_KITS)
 def test_a_groups_media_tensors_travel_once(load, prompts_of, name):
     samples = groups(prompts_of(name, THREE_IMAGES), [(3, 5, 2, 4)])
-    given = Batch(tuple(samples)).padded("right")
+    batch = Batch(tuple(samples))
     inputs = load(name, "full").packing._inputs
-    padded = inputs.padded(given.sequences, given.attention_mask, given.media)
-    targets = wanted_targets(given.attention_mask, given.action_mask, given.prompts)
-    sequence, packed = inputs.packed(
-        given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True
-    )
+    padded = inputs.padded(batch.for_model)
+    sequence, packed = inputs.packed(batch.for_model, wanted=batch.wanted, share_prefix=True)
     names = samples[0].media.keys() & padded.keys()
     assert any(padded[key].is_floating_point() for key in names)
     for key in names:
@@ -302,7 +296,7 @@ def test_the_filler_segment_changes_nothing_but_gives_the_vision_tower_gradients
         monkeypatch.setattr(dist, "is_initialized", lambda: True)
         monkeypatch.setattr(dist, "get_world_size", lambda *group: 2)
         with actors.running("shared", mode="train") as actor:
-            mine = together(actor, batch, side="left")
+            mine = together(actor, batch)
     towers = (*actor.kit.vision_prefixes, *actor.kit.projector_prefixes)
     filled = {key: value for key, value in mine.gradients.items() if key.startswith(towers)}
     assert not [key for key in theirs.gradients if key.startswith(towers)]
@@ -320,9 +314,9 @@ def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, 
     batch = shuffled(groups(prompts, [(4, 1), (3, 5), (2, 6), (1,)]))
     actors = load(name, "full")
     theirs = one_by_one(actors.stock, batch)
-    for way, side in (("padded", "left"), ("packed", "left"), ("shared", "right")):
+    for way, _side in (("padded", "left"), ("packed", "left"), ("shared", "right")):
         with actors.running(way, mode="train") as actor:
-            mine = together(actor, batch, side=side)
+            mine = together(actor, batch)
         assert mine.gradients.keys() == theirs.gradients.keys()
         check(mine, theirs, tolerance=SINGLE, zero=zero(name))
 
@@ -359,9 +353,9 @@ def test_samples_with_media_of_their_own_behind_the_prompt_share_it(load, batch_
     batch, actors = batch_of_turns(name), load(name, "full")
     with actors.in_double_precision():
         theirs = one_by_one(actors.stock, batch)
-        for way, side, mode in (("packed", "left", "eval"), ("shared", "right", "train")):
+        for way, _side, mode in (("packed", "left", "eval"), ("shared", "right", "train")):
             with actors.running(way, mode=mode) as actor:
-                mine = together(actor, batch, side=side)
+                mine = together(actor, batch)
             assert mine.gradients.keys() == theirs.gradients.keys()
             check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
 
@@ -413,7 +407,7 @@ def test_a_sample_takes_the_factors_of_its_run_whatever_it_is_packed_with(tiny_c
         alone = one_by_one(actors.stock, batch)
         for way in WAYS:
             with actors.running(way) as actor:
-                mine = together(actor, batch, side="right")
+                mine = together(actor, batch)
             assert mine.gradients.keys() == alone.gradients.keys()
             check(mine, alone, tolerance=DOUBLE, zero=zeros(alone.gradients))
     place = min(range(len(batch.samples)), key=lambda index: len(batch.samples[index].token_ids))

@@ -13,9 +13,9 @@ from helpers.value_models import make_value_model
 from lmm_r1.data.messages import Message, PreferenceRow
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised.dpo import PairSample, collate_pairs, encode_pair
-from lmm_r1.supervised.rm import RewardSample, collate_rewards
-from lmm_r1.supervised.samples import collate, encode_sample
+from lmm_r1.supervised.dpo import PairSample, encode_pair, sides_for_model
+from lmm_r1.supervised.rm import RewardSample
+from lmm_r1.supervised.samples import encode_sample
 
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(2, 112, 84)
 PROMPTS: dict[str, tuple[str, list[Message]]] = {
@@ -110,15 +110,9 @@ def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themsel
     sample = encode(name, row(messages, *SIDES[0]))
     shared, stock = actors(name)
     shared.computed_tokens = 0
-    batch = collate_pairs([sample], pad_token_id=0).tokens
     with torch.no_grad():
-        given = {"attention_mask": batch.attention_mask, "media": batch.media, "prompts": batch.prompts}
-        together = shared(batch.sequences, batch.loss_mask, **given)
-        sums = []
-        for side in (sample.chosen, sample.rejected):
-            one = collate([side], pad_token_id=0)
-            alone = stock(one.sequences, one.loss_mask, attention_mask=one.attention_mask, media=one.media)
-            sums.append(alone.sum())
+        together = shared(sides_for_model([sample]))
+        sums = [stock([side.for_model()]).sum() for side in (sample.chosen, sample.rejected)]
     torch.testing.assert_close(together.sum(-1), torch.stack(sums), atol=1e-4, rtol=1e-5)
     if shared.packing_samples:
         prompt = sample.chosen.loss_mask.index(True)
@@ -132,19 +126,9 @@ def test_a_pair_in_one_packed_sequence_has_the_rewards_of_its_sides_by_themselve
     folder = tiny_checkpoint(name)
     shared, stock = make_value_model(folder, share_prefix=True), make_value_model(folder)
     rewards = RewardSample(chosen=sample.chosen, rejected=sample.rejected, margin=0.0, scores=(0.0, 0.0))
-    batch = collate_rewards([rewards, rewards.filler], pad_token_id=0)
-    tokens = batch.tokens
     with torch.no_grad():
-        together = shared(
-            tokens.sequences,
-            attention_mask=tokens.attention_mask,
-            media=tokens.media,
-            prompts=tokens.prompts,
-        )
-        alone = []
-        for side in (sample.chosen, sample.rejected):
-            one = collate([side], pad_token_id=0)
-            alone.append(stock(one.sequences, attention_mask=one.attention_mask, media=one.media)[0])
+        together = shared(sides_for_model([rewards, rewards.filler]), of_samples=True)
+        alone = [stock([side.for_model()], of_samples=True)[0] for side in (sample.chosen, sample.rejected)]
     # A filler's sides are the same conversations, which nothing divides into prompt and response.
     expected = torch.stack([alone[0], alone[0], alone[1], alone[1]])
     torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)

@@ -29,7 +29,7 @@ def test_adapters_over_4_bits_get_gradients_and_log_probs_are_those_of_the_round
     assert quantized_layers(in_4bit.model)
     rounded.model.load_state_dict(merged_state_dict(in_4bit.model))
     expected, unrounded = (log_probs_of(actor, batch) for actor in (rounded, plain))
-    found = together(in_4bit.train(), batch, side="left")
+    found = together(in_4bit.train(), batch)
     for given, wanted, other in zip(found.log_probs, expected, unrounded, strict=True):
         torch.testing.assert_close(given, wanted, atol=TOLERANCE, rtol=0)
         assert (wanted - other).abs().max() > 100 * TOLERANCE, "4 bits would not have shown"

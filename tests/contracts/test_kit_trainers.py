@@ -1,5 +1,6 @@
 """Every trainer on every kit; all weights, adapters, and adapters on 4 bits by turns: two updates, saved and taken up again."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ import pytest
 import torch
 from helpers.commands_here import destroy_engines, one_process
 from helpers.conversations import clip, message, picture
+from helpers.passes import logits_of
 from helpers.sessions import begun, run_of
 from helpers.tables import kits_with, table
 from helpers.tiny_models import make_actor
@@ -219,11 +221,13 @@ def check_saved(run: SupervisedRun, batches: Sequence[Any], *, loss: float) -> N
     assert loss_of(run, batches) == pytest.approx(loss, rel=1e-5, abs=1e-5)
     # Of other adapters `test_kit_training` sees it, in double precision too.
     if isinstance(run, SFTRun) and run.config.ds.load_in_4bit:
-        for batch in batches:
-            given = {"attention_mask": batch.attention_mask, "media": batch.media}
+        for sample in itertools.chain.from_iterable(batches):
             with torch.no_grad():
-                ours, written = (actor.eval()(batch.sequences, **given)["logits"] for actor in (trained, run.actor))
-            assert (ours - written)[:, :-1][batch.loss_mask].abs().max() <= 1e-5
+                ours, written = (
+                    logits_of(actor.eval(), sample.token_ids[None], media=[sample.media])
+                    for actor in (trained, run.actor)
+                )
+            assert (ours - written)[0, :-1][sample.loss_mask].abs().max() <= 1e-5
     run.actor = trained
 
 

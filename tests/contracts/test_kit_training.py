@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.passes import logits_of, next_log_probs
 from helpers.tables import SOME, by_turns, kits_with
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
@@ -64,7 +65,7 @@ def batch_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., Batch]:
 
 
 def loss_of(actor: KitActor, batch: Batch) -> torch.Tensor:
-    log_probs = actor(batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media)
+    log_probs = next_log_probs(actor, batch.sequences, attention_mask=batch.attention_mask, media=batch.media)
     return -(log_probs * batch.loss_mask).sum() / batch.loss_mask.sum()
 
 
@@ -94,7 +95,7 @@ def differ(one: KitActor, other: KitActor, batch: Batch) -> torch.Tensor:
     ]
     with torch.no_grad():
         first, second = (
-            actor(batch.sequences, attention_mask=batch.attention_mask, media=media)["logits"]
+            logits_of(actor, batch.sequences, attention_mask=batch.attention_mask, media=media)
             for actor in (one, other)
         )
     return (first - second).abs().amax(dim=-1) * batch.attention_mask

@@ -26,7 +26,6 @@ from helpers.tables import SOME, kits_with
 from helpers.tiny_models import altered
 
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
-from lmm_r1.models.actor import wanted_targets
 
 IMAGE_KITS = kits_with("images")
 TEXT = [message("user", "What is 12 + 34?")]
@@ -77,7 +76,7 @@ def test_branches_that_share_turns_are_the_branches_one_by_one(load, tree_of, na
         exact = one_by_one(actors.stock, batch)
         with actors.running("shared", mode="train") as actor:
             actor.computed_tokens = 0
-            mine = together(actor, batch, side="left")
+            mine = together(actor, batch)
             computed = actor.computed_tokens
     assert mine.gradients.keys() == exact.gradients.keys()
     check(mine, exact, tolerance=DOUBLE, zero=zeros(exact.gradients))
@@ -95,7 +94,7 @@ def test_branches_that_share_turns_are_the_branches_one_by_one(load, tree_of, na
 
     theirs = one_by_one(actors.stock, batch)
     with actors.running("shared", mode="eval") as actor:
-        mine = together(actor, batch, side="right")
+        mine = together(actor, batch)
     assert mine.gradients.keys() == theirs.gradients.keys()
     check(mine, theirs, tolerance=SINGLE, zero=zeros(exact.gradients))
 
@@ -105,9 +104,9 @@ def test_branches_that_share_turns_are_the_branches_one_by_one(load, tree_of, na
 def test_so_they_are_with_gradient_checkpointing(load, tree_of, name, checkpointing):
     batch, actors = tree_of(name), load(name)
     with actors.running("shared", mode="train") as actor:
-        theirs = together(actor, batch, side="left")
+        theirs = together(actor, batch)
         actor.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
-        mine = together(actor, batch, side="left")
+        mine = together(actor, batch)
         actor.gradient_checkpointing_disable()
     assert mine.gradients.keys() == theirs.gradients.keys()
     for key, gradient in mine.gradients.items():
@@ -130,7 +129,7 @@ def test_random_trees_are_their_samples_one_by_one(load, prompts_of, name, seed)
     with actors.in_double_precision():
         theirs = one_by_one(actors.stock, batch)
         with actors.running("shared", mode="train") as actor:
-            mine = together(actor, batch, side="right")
+            mine = together(actor, batch)
     assert mine.gradients.keys() == theirs.gradients.keys()
     check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
 
@@ -147,9 +146,7 @@ def test_pictures_of_turns_in_common_are_encoded_once(load, prompts_of, name):
 
     kit = actor.kit
     actor.kit = altered(kit, merge_media=noting)
-    given = batch.padded("right")
-    targets = wanted_targets(given.attention_mask, given.action_mask, given.prompts)
-    actor._inputs.packed(given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True)
+    actor._inputs.packed(batch.for_model, wanted=batch.wanted, share_prefix=True)
     actor.kit = kit
     # What reaches the model is merged last: once what is seen behind the whole first turn, and once behind another.
     counts = [sum(item is one.media for item in merged[-1]) for one in (prompt, seen, other)]

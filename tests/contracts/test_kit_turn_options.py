@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture, row
 from helpers.engines import running_engine
+from helpers.passes import next_log_probs
 from helpers.tables import kits_with
 from helpers.tiny_models import make_actor
 
@@ -107,8 +108,8 @@ class Playing:
         placed = tuple(PlacedMedia(item.start, self.media[item.key]) for item in sample.media)
         sequence = torch.tensor([sample.token_ids])
         with torch.no_grad():
-            return self.actor(
-                sequence, attention_mask=torch.ones_like(sequence), return_logprobs=True, media=[placed or None]
+            return next_log_probs(
+                self.actor, sequence, attention_mask=torch.ones_like(sequence), media=[placed or None]
             )[0]
 
     def largest_gap(self, samples: list[Sample]) -> float:

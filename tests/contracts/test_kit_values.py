@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
 from lmm_r1.models.adapters import adapted_layers
-from lmm_r1.models.packed.packing import BatchInputs
+from lmm_r1.models.packed.packing import BatchInputs, ModelSample
 from lmm_r1.models.value_model import KitValueModel
 
 IMAGE_KITS = kits_with("images")
@@ -102,7 +102,7 @@ def batch_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Batch]:
 def gradients(model: KitValueModel, batch: Batch, calls: list[Batch]) -> dict[str, torch.Tensor]:
     """Return the gradients of a weighted sum of all values, which are computed in these calls."""
     model.zero_grad()
-    values = [value for call in calls for value in values_of(model, call, side="right")]
+    values = [value for call in calls for value in values_of(model, call)]
     terms = [(value * weights.to(value)).sum() for value, weights in zip(values, batch.weights, strict=True)]
     torch.stack(terms).sum().backward()
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
@@ -113,12 +113,11 @@ def gradients(model: KitValueModel, batch: Batch, calls: list[Batch]) -> dict[st
 def test_values_are_those_of_the_samples_one_by_one(pair_of, batch_of, name, way):
     pair, batch = pair_of(name), batch_of(name)
     with torch.no_grad():
-        expected = [values_of(pair.running("padded"), one, side="right")[0] for one in one_by_one(batch)]
-        for side in SIDES:
-            values = values_of(pair.running(way), batch, side=side)
-            for value, wanted, sample in zip(values, expected, batch.samples, strict=True):
-                assert len(value) == sum(sample.loss_mask)
-                torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
+        expected = [values_of(pair.running("padded"), one)[0] for one in one_by_one(batch)]
+        values = values_of(pair.running(way), batch)
+    for value, wanted, sample in zip(values, expected, batch.samples, strict=True):
+        assert len(value) == sum(sample.loss_mask)
+        torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
     assert torch.cat(expected).std() > 0.1
 
 
@@ -129,16 +128,11 @@ def test_a_reward_is_the_value_of_the_last_token_of_the_sample_alone(pair_of, ba
     expected = []
     with torch.no_grad():
         for sample in batch.samples:
-            (given,) = (one.padded("right") for one in one_by_one(Batch((sample,))))
-            hidden = model(
-                given.sequences, attention_mask=given.attention_mask, media=given.media, return_output=True
-            )[
-                1
-            ].last_hidden_state  # (1, T, H)
+            one = ModelSample.of(sample.token_ids, sample.media)
+            hidden = model([one], return_output=True)[1].last_hidden_state  # (1, T, H)
             expected.append((hidden[0, -1] @ model.head.weight[0]).item())
-        for side in SIDES:
-            rewards = rewards_of(pair.running(way), batch, side=side)
-            torch.testing.assert_close(rewards, torch.tensor(expected), atol=VALUES, rtol=0)
+        rewards = rewards_of(pair.running(way), batch)
+    torch.testing.assert_close(rewards, torch.tensor(expected), atol=VALUES, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)
@@ -193,9 +187,7 @@ def test_another_image_changes_the_values_and_a_text_before_it_does_not(pair_of,
     ]
     for way in WAYS:
         with torch.no_grad():
-            (text, image), (same_text, other) = (
-                values_of(pair_of(name).running(way), batch, side="right") for batch in batches
-            )
+            (text, image), (same_text, other) = (values_of(pair_of(name).running(way), batch) for batch in batches)
         assert (image - other).abs().max() > 1e-4
         torch.testing.assert_close(text, same_text, atol=VALUES, rtol=0)
 
@@ -207,13 +199,13 @@ def test_the_image_that_keeps_a_text_only_rank_running_changes_no_value(pair_of,
         model = pair_of(name).running(way)
         expected = gradients(model, batch, [batch])
         with torch.no_grad():
-            values, reward = values_of(model, batch, side="left"), rewards_of(model, batch, side="left")
+            values, reward = values_of(model, batch), rewards_of(model, batch)
         with monkeypatch.context() as patch:
             patch.setattr(BatchInputs, "_needs_filler", lambda self: True)
             found = gradients(model, batch, [batch])
-            for value, wanted in zip(values_of(model, batch, side="left"), values, strict=True):
+            for value, wanted in zip(values_of(model, batch), values, strict=True):
                 torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
-            torch.testing.assert_close(rewards_of(model, batch, side="left"), reward, atol=VALUES, rtol=0)
+            torch.testing.assert_close(rewards_of(model, batch), reward, atol=VALUES, rtol=0)
         ran = found.keys() - expected.keys()
         assert any(key.startswith(f"model.{prefix}") for key in ran for prefix in kit.vision_prefixes)
         assert not any(found[key].any() for key in ran)
@@ -242,10 +234,10 @@ def test_a_saved_critic_loads_again_as_critic_and_as_reward_model(
     assert "LOAD REPORT" not in reports.text
     assert not adapted_layers(again.model)
     with torch.no_grad():
-        values, expected = (values_of(model, batch, side="right") for model in (again, critic))
+        values, expected = (values_of(model, batch) for model in (again, critic))
         for value, wanted in zip(values, expected, strict=True):
             torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
-        rewards = [rewards_of(model, batch, side="left") for model in (reward, critic)]
+        rewards = [rewards_of(model, batch) for model in (reward, critic)]
         torch.testing.assert_close(*rewards, atol=VALUES, rtol=0)
 
 
@@ -322,10 +314,10 @@ def test_rewards_are_normalized_in_evaluation_alone_and_a_critics_values_always(
     plain = make_value_model(tmp_path, "reward")
     model = make_value_model(tmp_path, "reward", normalize_reward=True)
     with torch.no_grad():
-        expected, values = rewards_of(plain, batch, side="left"), values_of(plain, batch, side="left")
-        torch.testing.assert_close(rewards_of(model, batch, side="left"), (expected - 0.25) / 0.5)
-        torch.testing.assert_close(rewards_of(model.train(), batch, side="left"), expected)
-        for found, value in zip(values_of(model, batch, side="left"), values, strict=True):
+        expected, values = rewards_of(plain, batch), values_of(plain, batch)
+        torch.testing.assert_close(rewards_of(model, batch), (expected - 0.25) / 0.5)
+        torch.testing.assert_close(rewards_of(model.train(), batch), expected)
+        for found, value in zip(values_of(model, batch), values, strict=True):
             torch.testing.assert_close(found, (value - 0.25) / 0.5)
 
 
@@ -333,4 +325,4 @@ def test_rewards_are_normalized_in_evaluation_alone_and_a_critics_values_always(
 def test_values_are_in_single_precision_whatever_the_weights_are(tiny_checkpoint, batch_of, dtype):
     model, batch = make_value_model(tiny_checkpoint("llm"), param_dtype=dtype), batch_of("llm")
     assert model.head.weight.dtype is {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    assert {value.dtype for value in values_of(model, batch, side="right")} == {torch.float32}
+    assert {value.dtype for value in values_of(model, batch)} == {torch.float32}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.conversations import as_written, clip, message, picture, row
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
+from helpers.passes import next_log_probs
 from helpers.tables import kits_with
 from helpers.tiny_models import check_batch, encode, make_actor, pad, positions_seen
 from helpers.video_references import TEXT_KEYS, reference, stock_inputs
@@ -118,7 +119,7 @@ def test_log_probs_of_images_and_videos_together_are_those_of_the_stock_model(ki
     with torch.no_grad():
         logits = actor.model(**stock_inputs(actor.model, theirs), use_cache=False).logits
         expected = logits[0, :-1].float().log_softmax(dim=-1).gather(1, sequences[0, 1:, None])[:, 0]
-        ours = actor(sequences, attention_mask=mask, return_logprobs=True, media=[encoded.media])[0]
+        ours = next_log_probs(actor, sequences, attention_mask=mask, media=[encoded.media])[0]
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
@@ -133,7 +134,7 @@ def test_the_vision_tower_runs_once_in_a_pass(kit, processor, folder, cases, pac
     tower = actor.model.get_submodule(TOWERS.get(kit.model_type, "model.visual"))
     tower.register_forward_hook(lambda *_: runs.append(None))
     with torch.no_grad():
-        actor(sequences, attention_mask=mask, return_logprobs=True, media=[prompt.media for prompt in prompts])
+        next_log_probs(actor, sequences, attention_mask=mask, media=[prompt.media for prompt in prompts])
     assert len(runs) == 1
 
 
@@ -160,7 +161,7 @@ def test_the_order_and_the_times_of_frames_matter(kit, processor, actor):
         encoded = encode(kit, processor, [message("user", part, "Which digit?")])
         sequences, mask = pad([encoded.token_ids], side="right")
         with torch.no_grad():
-            return actor(sequences, attention_mask=mask, return_logprobs=True, media=[encoded.media])[0, -5:]
+            return next_log_probs(actor, sequences, attention_mask=mask, media=[encoded.media])[0, -5:]
 
     usual = log_probs(TALL)
     assert (log_probs(VideoPart(TALL.source[::-1])) - usual).abs().max() > 1e-3

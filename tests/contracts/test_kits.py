@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.conversations import as_written, message, picture, row
+from helpers.passes import logits_of, next_log_probs
 from helpers.tables import kits_with
 from helpers.tiny_models import check_batch, encode, make_actor, pad, positions_seen
 from PIL import Image
@@ -390,7 +391,7 @@ def test_the_filler_row_changes_no_log_prob_and_gives_the_vision_tower_a_gradien
 
     def run() -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
         loaded.actor.zero_grad()
-        log_probs = loaded.actor(sequences, attention_mask=mask, return_logprobs=True) * mask[:, 1:]
+        log_probs = next_log_probs(loaded.actor, sequences, attention_mask=mask) * mask[:, 1:]
         log_probs.sum().backward()
         weights = loaded.actor.model.named_parameters()
         # Without the weights that a kit freezes itself, as no loss of ours reaches them.
@@ -420,7 +421,7 @@ def test_the_filler_image_fits_the_shortest_sequence(load, name, monkeypatch):
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     with torch.no_grad():
-        log_probs = loaded.actor(torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 2).long(), return_logprobs=True)
+        log_probs = next_log_probs(loaded.actor, torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 2).long())
     assert log_probs.shape == (1, 1)
 
 
@@ -457,7 +458,7 @@ def test_a_saved_model_loads_again_with_the_same_logits_and_chat_template(load, 
         encoded = encode(side.kit, side.processor, messages)
         sequences, mask = pad([encoded.token_ids], side="right")
         with torch.no_grad():
-            outputs.append(side.actor(sequences, attention_mask=mask, media=[encoded.media])["logits"])
+            outputs.append(logits_of(side.actor, sequences, attention_mask=mask, media=[encoded.media]))
     assert torch.equal(*outputs)
     assert again.processor.chat_template == loaded.processor.chat_template
     assert again.tokenizer.pad_token_id == loaded.tokenizer.pad_token_id

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import disturb, running_engine
+from helpers.passes import next_log_probs
 from helpers.tiny_models import CORPUS, encode, make_actor
 
 from lmm_r1.data.sample import WeightSpan
@@ -85,7 +86,7 @@ class Run:
         sequence = torch.tensor([[*prompt.token_ids, *response.token_ids]])
         with torch.no_grad():
             mask = torch.ones_like(sequence)
-            own = self.policy(sequence, attention_mask=mask, return_logprobs=True, media=[prompt.media])[0]
+            own = next_log_probs(self.policy, sequence, attention_mask=mask, media=[prompt.media])[0]
         return (own[-len(response.token_ids) :] - torch.tensor(response.log_probs)).abs()
 
 

@@ -117,7 +117,7 @@ def _pairs_by_hand(case: Case) -> Updates:
 
 def _rewards_by_hand(case: Case) -> Updates:
     from lmm_r1.supervised.rm import RewardEncoder
-    from lmm_r1.supervised.samples import SFTSample, collate
+    from lmm_r1.supervised.samples import SFTSample
 
     kit, processor = _kit_of(case)
     encode = RewardEncoder(kit=kit, processor=processor, max_len=4096)
@@ -125,8 +125,7 @@ def _rewards_by_hand(case: Case) -> Updates:
     model = make_value_model(case.folder).train()
 
     def reward(sample: SFTSample) -> torch.Tensor:
-        batch = collate([sample], pad_token_id=0)
-        return model(batch.sequences, attention_mask=batch.attention_mask, media=batch.media)[0]
+        return model([sample.for_model()], of_samples=True)[0]
 
     def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
         found, pairs = [], []
@@ -145,11 +144,7 @@ def _kit_of(case: Case) -> tuple[Any, Any]:
 
 
 def _log_prob(actor: KitActor, sample: Any) -> torch.Tensor:
-    from lmm_r1.supervised.samples import collate
-
-    batch = collate([sample], pad_token_id=0)
-    values = actor(batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media)
-    return (values * batch.loss_mask).sum()
+    return actor([sample.for_model()]).sum()
 
 
 def _means(values: list[list[float]], *names: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.passes import next_log_probs
 from helpers.processes import keep_frozen
 
 from lmm_r1 import cpu
@@ -201,8 +202,8 @@ def largest_difference(
         for token_ids, reported in group:
             sequence = torch.tensor([[*prompt.token_ids, *token_ids]])
             with torch.no_grad():
-                log_probs = actor(
-                    sequence, attention_mask=torch.ones_like(sequence), return_logprobs=True, media=[prompt.media]
+                log_probs = next_log_probs(
+                    actor, sequence, attention_mask=torch.ones_like(sequence), media=[prompt.media]
                 )[0, -len(token_ids) :]
             differences.append((log_probs - torch.tensor(reported)).abs().max().item())
     return max(differences)

@@ -69,13 +69,13 @@ def compare(name: str, folder: Path) -> dict[str, int]:
         actor = make_actor(folder, packing_samples=True, share_prefix=True, **settings).train()
         # Adapters start at zero, as does the projector of a kit.
         disturb(actor, seed=1)
-        theirs = together(actor, batch, side="left")
+        theirs = together(actor, batch)
         names = [weight for weight, _ in actor.model.named_parameters()]
         counts = fuse(actor.model)
         assert names == [weight for weight, _ in actor.model.named_parameters()]
         if settings:
             actor.gradient_checkpointing_enable({"use_reentrant": False})
-        mine = together(actor, batch, side="left")
+        mine = together(actor, batch)
         assert mine.gradients.keys() == theirs.gradients.keys()
         total = norm_of(theirs.gradients)
         zero = {weight for weight, part in theirs.gradients.items() if part.norm() < SINGLE * total}

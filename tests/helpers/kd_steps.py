@@ -4,6 +4,7 @@ The cases run in the processes of `dpo_steps`."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from helpers.dpo_steps import ADAM, KIT, STEPS, Case, Updates, flags_of, rows, updates_made
+from helpers.passes import logits_of
 from helpers.sessions import begun, run_of, updated
 from helpers.tiny_models import CORPUS, make_actor
 
@@ -18,7 +20,7 @@ from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised.samples import SFTSample, collate, encode_sample
+from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 COEF, BETA, TEMPERATURE = 0.7, 0.3, 1.5
 FLAGS = {"model.kd_coef": COEF, "model.kd_loss": "jsd", "model.kd_beta": BETA, "model.kd_temperature": TEMPERATURE}
@@ -42,17 +44,15 @@ def conversations() -> list[Row]:
 
 def losses_by_hand(student: KitActor, teacher: KitActor, sample: SFTSample) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the distance and the cross-entropy of each loss token of a conversation that runs by itself."""
-    batch = collate([sample], pad_token_id=0)
-    log_q, log_p = (
-        actor(batch.sequences, attention_mask=batch.attention_mask, media=batch.media)["logits"][:, :-1]
-        for actor in (student, teacher)
-    )
-    losses = -log_q.log_softmax(-1).gather(-1, batch.sequences[:, 1:, None])[..., 0]
+    given = sample.for_model()
+    ids = given.token_ids[None]
+    log_q, log_p = (logits_of(actor, ids, media=[given.media])[0, :-1] for actor in (student, teacher))
+    losses = -log_q.log_softmax(-1).gather(-1, given.token_ids[1:, None])[:, 0]
     log_p = log_p.detach()
     log_q, log_p = ((logits / TEMPERATURE).log_softmax(-1) for logits in (log_q, log_p))
     log_m = (BETA * log_p.exp() + (1 - BETA) * log_q.exp()).log()
     parts = BETA * log_p.exp() * (log_p - log_m) + (1 - BETA) * log_q.exp() * (log_q - log_m)
-    return parts.sum(-1)[batch.loss_mask], losses[batch.loss_mask]
+    return parts.sum(-1)[given.loss_mask], losses[given.loss_mask]
 
 
 def by_hand(case: Case) -> Updates:
@@ -100,7 +100,6 @@ def main(folder: Path, stage: int) -> None:
     from lmm_r1 import dotted
     from lmm_r1.config import KDConfig, resolve
     from lmm_r1.supervised.kd import KDRun, check_sampled
-    from lmm_r1.supervised.samples import collate
 
     flags = {
         "model.model_name_or_path": str(folder / "student"),
@@ -132,23 +131,22 @@ def main(folder: Path, stage: int) -> None:
         batches = run._micro_batches(step)
         assert run.on_policy
         run.actor.eval()
-        for batch in batches:
+        chosen = []
+        for sample in itertools.chain.from_iterable(batches):
             with torch.no_grad():
-                output = run.actor(batch.sequences, attention_mask=batch.attention_mask, media=batch.media)
-            logits = output["logits"][:, :-1]
+                logits = logits_of(run.actor, sample.token_ids[None], media=[sample.media])[0, :-1]
             logits[..., banned] = -100.0
-            assert batch.loss_mask.any(-1).all()
-            assert torch.equal(
-                logits.argmax(-1)[batch.loss_mask], batch.sequences[:, 1:][batch.loss_mask]
-            ), f"step {step}"
-        seen.append([batch.sequences[:, 1:][batch.loss_mask].tolist() for batch in batches])
+            assert sample.loss_mask.any()
+            chosen.append(sample.token_ids[1:][sample.loss_mask].tolist())
+            assert logits.argmax(-1)[sample.loss_mask].tolist() == chosen[-1], f"step {step}"
+        seen.append(chosen)
         run.actor.train()
         assert updated(run, batches).means["on_policy"] == 1.0
     # Other weights at each step, which would have chosen other tokens.
     assert seen[0] != seen[1] != seen[2]
     samples = run.student_engine.samples(rows[:1], step=0, numbers=[0])
     assert samples[0] is not None
-    assert len(collate(samples, pad_token_id=0).sequences) == 1
+    assert len(samples) == 1
     dist.barrier()
 
 

@@ -22,7 +22,7 @@ from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.layout import PackedSegment
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import ModelSample, stacked
 
 # A token that means something stands for padding: it would show if it were read.
 PADDING = 7
@@ -42,46 +42,29 @@ class Sample:
         return [*self.prompt, *self.response]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """What an actor is called with for a padded batch."""
-
-    sequences: torch.Tensor  # (B, T)
-    action_mask: torch.Tensor  # (B, T - 1)
-    attention_mask: torch.Tensor  # (B, T)
-    media: list[SampleMedia]
-    prompts: Prompts
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
     samples: tuple[Sample, ...]
 
     @property
-    def prompts(self) -> Prompts:
-        """Which samples have the same prompt."""
+    def for_model(self) -> list[ModelSample]:
+        """Return the samples as a model computes them; those of one prompt are a group."""
         known = [(sample.prompt, media_before(sample.media, len(sample.prompt))) for sample in self.samples]
-        return Prompts(groups=[known.index(prompt) for prompt in known], lengths=[len(ids) for ids, _ in known])
+        return [
+            ModelSample(
+                token_ids=torch.tensor(sample.token_ids),
+                loss_mask=torch.tensor([*(False,) * (len(sample.prompt) - 1), *sample.loss_mask]),
+                media=sample.media,
+                group=known.index(prompt),
+                prompt_tokens=len(sample.prompt),
+            )
+            for sample, prompt in zip(self.samples, known, strict=True)
+        ]
 
-    def padded(self, side: str) -> Arguments:
-        """Return the batch with its padding on the given side."""
-        width = max(len(sample.token_ids) for sample in self.samples)
-        sequences = torch.full((len(self.samples), width), PADDING)
-        mask, loss_mask = torch.zeros(2, len(self.samples), width, dtype=torch.long)
-        for row, sample in enumerate(self.samples):
-            length = len(sample.token_ids)
-            start = 0 if side == "right" else width - length
-            sequences[row, start : start + length] = torch.tensor(sample.token_ids)
-            mask[row, start : start + length] = 1
-            loss_mask[row, start + len(sample.prompt) : start + length] = torch.tensor(sample.loss_mask)
-        media = [sample.media for sample in self.samples]
-        return Arguments(
-            sequences=sequences,
-            action_mask=loss_mask[:, 1:],
-            attention_mask=mask,
-            media=media,
-            prompts=self.prompts,
-        )
+    @property
+    def wanted(self) -> torch.Tensor:
+        """Of which tokens numbers are wanted, (B, A)."""
+        return stacked(self.for_model, lambda sample: sample.loss_mask)
 
     @cached_property
     def weights(self) -> list[torch.Tensor]:
@@ -138,37 +121,28 @@ def shuffled(samples: Sequence[Sample]) -> Batch:
 def one_by_one(actor: KitActor, batch: Batch) -> Results:
     """Run every sample by itself, without padding."""
     parts = [Batch((sample,)) for sample in batch.samples]
-    return _results(actor, batch, lambda: [outputs for part in parts for outputs in _run(actor, part, side="right")])
+    return _results(actor, batch, lambda: [outputs for part in parts for outputs in _run(actor, part)])
 
 
-def together(actor: KitActor, batch: Batch, *, side: str) -> Results:
-    """Run the padded batch, which the actor may pack."""
-    return _results(actor, batch, lambda: _run(actor, batch, side=side))
+def together(actor: KitActor, batch: Batch) -> Results:
+    """Run the batch, which the actor may pack."""
+    return _results(actor, batch, lambda: _run(actor, batch))
 
 
 def log_probs_of(actor: KitActor, batch: Batch, *, grad: bool = False) -> list[torch.Tensor]:
     """Return the log-probs of each sample's loss tokens, (L,) each."""
     with torch.set_grad_enabled(grad):
-        return [log_probs.detach() for log_probs, _ in _run(actor, batch, side="right")]
+        return [log_probs.detach() for log_probs, _ in _run(actor, batch)]
 
 
-def _run(actor: KitActor, batch: Batch, *, side: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _run(actor: KitActor, batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return log-probs and entropies of each sample's loss tokens."""
-    given = batch.padded(side)
     # OpenRLHF's entropy is compiled, which takes a C++ compiler half a minute.
     with torch.compiler.set_stance("force_eager"):
-        log_probs, output = actor(
-            given.sequences,
-            given.action_mask,
-            attention_mask=given.attention_mask,
-            media=given.media,
-            prompts=given.prompts,
-            return_output=True,
-            return_entropy=True,
-        )
-    loss_mask = given.action_mask.bool()
-    assert torch.count_nonzero(log_probs[~loss_mask]) == 0
-    return [(log_probs[row][mask], output.entropy[row][mask]) for row, mask in enumerate(loss_mask)]
+        log_probs, output = actor(batch.for_model, return_output=True, return_entropy=True)
+    wanted = batch.wanted
+    assert torch.count_nonzero(log_probs[~wanted]) == 0
+    return [(log_probs[row][mask], output.entropy[row][mask]) for row, mask in enumerate(wanted)]
 
 
 def _results(actor: KitActor, batch: Batch, run: Callable[[], list[tuple[torch.Tensor, torch.Tensor]]]) -> Results:

@@ -12,10 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from lmm_r1 import dotted
 from lmm_r1.config import SupervisedConfig
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised.models import SupervisedSession
-from lmm_r1.supervised.samples import SFTBatch, SFTSample
+from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.train.stopping import StopRequests
 from lmm_r1.train.update import Step, update
 
@@ -138,8 +139,8 @@ class TableActor(PlayedEngine):
         self.table = torch.tensor(table, requires_grad=True)
         self.modes: list[str] = []
 
-    def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **arguments: object) -> torch.Tensor:
-        return self.table[sequences[:, 1:]] * action_mask
+    def __call__(self, samples: list[ModelSample], **arguments: object) -> torch.Tensor:
+        return stacked(samples, lambda sample: self.table[sample.token_ids[1:]] * sample.loss_mask)
 
     def eval(self) -> None:
         self.modes.append("eval")
@@ -155,9 +156,9 @@ class TableReference:
         self.table = torch.tensor(REFERENCE if table is None else table)
         self.asked: list[int] = []
 
-    def log_probs(self, batch: SFTBatch) -> torch.Tensor:
-        self.asked.append(len(batch.sequences))
-        return self.table[batch.sequences[:, 1:]] * batch.loss_mask
+    def log_probs(self, samples: list[ModelSample]) -> torch.Tensor:
+        self.asked.append(len(samples))
+        return stacked(samples, lambda sample: self.table[sample.token_ids[1:]] * sample.loss_mask)
 
 
 def responding(ids: list[int]) -> SFTSample:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +85,11 @@ def compare(
     if checkpointing is not None:
         actor.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
     given = _batch(kit, path, messages, lengths)
+    if every_token:
+        given = [replace(sample, loss_mask=torch.ones_like(sample.loss_mask), group=None) for sample in given]
 
     def run(shared_by: dist.ProcessGroup | None) -> list[torch.Tensor]:
-        log_probs, output = actor(
-            given.sequences,
-            None if every_token else given.action_mask,
-            attention_mask=given.attention_mask,
-            return_logprobs=True,
-            return_output=True,
-            return_entropy=True,
-            ring_attn_group=shared_by,
-            media=given.media,
-            prompts=given.prompts,
-        )
+        log_probs, output = actor(given, return_output=True, return_entropy=True, ring_attn_group=shared_by)
         return [log_probs, output.entropy]
 
     # Norms would round gradients to fp32: a sum in another order may round the other way.
@@ -124,16 +117,7 @@ def values(
     given = _batch(kit, path, messages, lengths)
 
     def run(shared_by: dist.ProcessGroup | None) -> list[torch.Tensor]:
-        return [
-            critic(
-                given.sequences,
-                given.action_mask,
-                attention_mask=given.attention_mask,
-                ring_attn_group=shared_by,
-                media=given.media,
-                prompts=given.prompts,
-            )
-        ]
+        return [critic(given, ring_attn_group=shared_by)]
 
     return _compared(critic, critic.kit, run, group=group)
 
@@ -208,8 +192,8 @@ def _batch(kit: str, path: str, messages: str, lengths: Sequence[Sequence[int]])
     if messages == "branches":
         # Nodes of single tokens.
         samples.LEAST_SHARED = 1
-        return fork(*prompts).padded("left")
-    return Batch(tuple(groups(prompts, lengths))).padded("left")
+        return fork(*prompts).for_model
+    return Batch(tuple(groups(prompts, lengths))).for_model
 
 
 def _conversations(name: str) -> list[Any]:
@@ -301,8 +285,6 @@ def _by_hand(config: Any, samples: Sequence[Any], *, kit: Any, processor: Any) -
     """Return losses, gradient norms and weights of two updates of PyTorch's AdamW on all samples, one by one."""
     from helpers.tiny_models import make_actor
 
-    from lmm_r1.supervised.samples import collate
-
     actor = make_actor(Path(config.model.model_name_or_path)).train()
     trained = [weight for weight in actor.model.parameters() if weight.requires_grad]
     before = {name: weight.detach().clone() for name, weight in actor.model.named_parameters()}
@@ -314,11 +296,7 @@ def _by_hand(config: Any, samples: Sequence[Any], *, kit: Any, processor: Any) -
         total = sum(sum(sample.loss_mask[1:]) for sample in samples)
         loss = torch.zeros(())
         for sample in samples:
-            batch = collate([sample], pad_token_id=kit.tokenizer_of(processor).pad_token_id)
-            log_probs = actor(
-                batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media
-            )
-            loss = loss - (log_probs * batch.loss_mask).sum() / total
+            loss = loss - actor([sample.for_model()]).sum() / total
         loss.backward()
         norms.append(torch.stack([weight.grad.norm() for weight in trained if weight.grad is not None]).norm().item())
         losses.append(loss.item())

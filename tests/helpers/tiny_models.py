@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from helpers.passes import logits_of, next_log_probs
 from helpers.processes import warm_python
 
 from lmm_r1.config.shared import LoraConfig
@@ -187,7 +188,7 @@ def logits(folder: Path, prompt: EncodedPrompt, **settings: Any) -> torch.Tensor
     actor = make_actor(folder, **settings)
     sequences, mask = pad([prompt.token_ids], side="right")
     with torch.no_grad():
-        return actor(sequences, attention_mask=mask, media=[prompt.media])["logits"]
+        return logits_of(actor, sequences, attention_mask=mask, media=[prompt.media])
 
 
 COLD_START = Path(__file__).parents[2] / "examples/scripts/lmm_r1/configs/demo/cold_start.yaml"
@@ -244,11 +245,9 @@ def check_batch(
     """See that each row of a padded batch, ids and media, has the log-probs that it has alone."""
     sequences, mask = pad([ids for ids, _ in rows], side=side)
     with torch.no_grad():
-        batch = actor(
-            sequences, attention_mask=mask, return_logprobs=True, media=[media for _, media in rows]
-        )  # (B, T - 1)
+        batch = next_log_probs(actor, sequences, attention_mask=mask, media=[media for _, media in rows])  # (B, T - 1)
         for index, (ids, media) in enumerate(rows):
             sequence = torch.tensor([ids])
-            alone = actor(sequence, attention_mask=torch.ones_like(sequence), return_logprobs=True, media=[media])[0]
+            alone = next_log_probs(actor, sequence, attention_mask=torch.ones_like(sequence), media=[media])[0]
             first = 0 if side == "right" else sequences.shape[1] - len(ids)
             torch.testing.assert_close(batch[index, first : first + len(ids) - 1], alone, atol=1e-5, rtol=0)

@@ -231,16 +231,8 @@ def _actor(case: Case, **settings: Any) -> KitActor:
 def _log_probs(actor: KitActor, batch: Batch, *, way: Way, grad: bool = True) -> torch.Tensor:
     """Return the log-probs of all responses' tokens, (K,)."""
     actor.packing_samples, actor.share_prefix = way != "padded", way == "shared"
-    given = batch.padded("left")
     with torch.set_grad_enabled(grad):
-        values = actor(
-            given.sequences,
-            given.action_mask,
-            attention_mask=given.attention_mask,
-            media=given.media,
-            prompts=given.prompts,
-        )  # (B, T - 1)
-    return values[given.action_mask.bool()]
+        return actor(batch.for_model)[batch.wanted]
 
 
 def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:

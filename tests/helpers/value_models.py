@@ -26,25 +26,17 @@ def make_value_model(folder: Path, kind: Literal["critic", "reward"] = "critic",
     return flat_value_model(str(folder), kind, **given).eval()
 
 
-def values_of(model: KitValueModel, batch: Batch, *, side: str) -> list[torch.Tensor]:
+def values_of(model: KitValueModel, batch: Batch) -> list[torch.Tensor]:
     """Return the values of each sample's loss tokens from one call, (L,) each."""
-    given = batch.padded(side)
-    values = model(
-        given.sequences,
-        given.action_mask,
-        attention_mask=given.attention_mask,
-        media=given.media,
-        prompts=given.prompts,
-    )  # (B, T - 1)
-    loss_mask = given.action_mask.bool()
-    assert not values[~loss_mask].any()
-    return [values[row][mask] for row, mask in enumerate(loss_mask)]
+    values = model(batch.for_model)  # (B, A)
+    wanted = batch.wanted
+    assert not values[~wanted].any()
+    return [values[row][mask] for row, mask in enumerate(wanted)]
 
 
-def rewards_of(model: KitValueModel, batch: Batch, *, side: str) -> torch.Tensor:
+def rewards_of(model: KitValueModel, batch: Batch) -> torch.Tensor:
     """Return the reward of each sample from one call, (B,)."""
-    given = batch.padded(side)
-    return model(given.sequences, attention_mask=given.attention_mask, media=given.media)
+    return model(batch.for_model, of_samples=True)
 
 
 def one_by_one(batch: Batch) -> Sequence[Batch]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture
 from helpers.launched_ranks import Ranks, constant_adam, launch
+from helpers.passes import next_log_probs
 from helpers.tiny_models import encode, flat_actor
 
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, kit_of
@@ -53,9 +54,7 @@ def log_probs_of(
     for prompt, response in zip(prompts, responses, strict=True):
         sequence = torch.tensor([[*prompt.token_ids, *response]])
         with torch.no_grad():
-            values = actor(
-                sequence, attention_mask=torch.ones_like(sequence), return_logprobs=True, media=[prompt.media]
-            )
+            values = next_log_probs(actor, sequence, attention_mask=torch.ones_like(sequence), media=[prompt.media])
         results.append(values[0, -len(response) :].float())
     return results
 
@@ -90,7 +89,7 @@ def main(folder: Path) -> None:
     results = {PLAIN: log_probs_of(plain, prompts, responses)}
     for stage in STAGES:
         actor = _prepared(checkpoint, stage=stage)
-        results[f"ZeRO-{stage}"] = log_probs_of(actor, prompts, responses)
+        results[f"ZeRO-{stage}"] = next_log_probs(actor, prompts, responses)
     torch.save(results, folder / f"rank{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

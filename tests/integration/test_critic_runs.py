@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from lmm_r1.cli import merge
 from lmm_r1.lmm_kits import get_kit
+from lmm_r1.models.packed.packing import ModelSample
 
 KIT = "qwen2_5_vl"
 PROMPTS, SAMPLES, STEPS = 4, 2, 6
@@ -151,9 +152,8 @@ def test_the_saved_critic_tells_images_from_text(finished, tiny_checkpoint):
             videos=[],
             add_generation_prompt=True,
         )
-        ids = torch.tensor([encoded.token_ids])
         with torch.no_grad():
-            values.append(critic(ids, attention_mask=torch.ones_like(ids), media=[encoded.media]).item())
+            values.append(critic([ModelSample.of(encoded.token_ids, encoded.media)], of_samples=True).item())
     text, image = values
     assert text == pytest.approx(0.0, abs=0.5)
     assert image == pytest.approx(2.0, abs=0.5)
@@ -205,9 +205,8 @@ def test_a_critic_is_a_reward_model_in_place_of_a_service(finished):
         response += [] if rollout["truncated"] else [tokenizer.eos_token_id]
         if len(response) != rollout["response_tokens"]:
             continue  # the text of random tokens does not always give the same tokens again
-        ids = torch.tensor([[*prompt.token_ids, *response]])
         with torch.no_grad():
-            reward = model(ids, attention_mask=torch.ones_like(ids), media=[prompt.media]).item()
+            reward = model([ModelSample.of([*prompt.token_ids, *response], prompt.media)], of_samples=True).item()
         assert rollout["reward"] == pytest.approx(reward, abs=1e-4)
         checked.add(len(images))
     assert checked

@@ -10,6 +10,7 @@ import torch
 from helpers import commands_here
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
+from helpers.passes import logits_of, next_log_probs
 from helpers.rl_steps import sample
 from helpers.tiny_models import MIXTURES, build_experts, encode, flat_actor, make_actor
 from safetensors.torch import load_file
@@ -96,7 +97,7 @@ def train(strategy: KitStrategy, actor: KitActor, *, steps: int) -> list[float]:
     losses = []
     actor.train()
     for _ in range(steps):
-        loss = -actor(SEQUENCES, attention_mask=EVERYTHING, return_logprobs=True).mean()
+        loss = -next_log_probs(actor, SEQUENCES, attention_mask=EVERYTHING).mean()
         strategy.backward(loss, actor, None)
         strategy.optimizer_step(None, actor, None)
         losses.append(loss.item())
@@ -106,7 +107,7 @@ def train(strategy: KitStrategy, actor: KitActor, *, steps: int) -> list[float]:
 
 def logits(actor: KitActor) -> torch.Tensor:
     with torch.no_grad():
-        return actor(SEQUENCES, attention_mask=EVERYTHING)["logits"]
+        return logits_of(actor, SEQUENCES, attention_mask=EVERYTHING)
 
 
 class RecordingEngine:

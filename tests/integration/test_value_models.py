@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.commands import flags
 from helpers.conversations import message, picture
-from helpers.packed_batches import Arguments, Batch, groups
+from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, flat_value_model
 from helpers.value_models import HEAD, make_value_model
 from safetensors.torch import load_file
@@ -25,11 +25,11 @@ KIT = "qwen2_5_vl"
 
 
 @pytest.fixture(scope="module")
-def batch(tiny_checkpoint: Callable[[str], Path]) -> Arguments:
+def batch(tiny_checkpoint: Callable[[str], Path]) -> Batch:
     kit = get_kit(KIT)
     processor = kit.load_processor(str(tiny_checkpoint(KIT)), trust_remote_code=False)
     chats = [message("user", "What is 12 + 34?")], [message("user", picture(84, 56), "Which digit is this?")]
-    return Batch(tuple(groups([encode(kit, processor, chat) for chat in chats], [(5, 3), (4, 6)]))).padded("right")
+    return Batch(tuple(groups([encode(kit, processor, chat) for chat in chats], [(5, 3), (4, 6)])))
 
 
 def make_run(stage: int, folder: Path, **changes: object) -> KitStrategy:
@@ -80,24 +80,18 @@ def prepared(strategy: KitStrategy, folder: Path) -> Any:
     return strategy.prepare((critic, settings))[0]
 
 
-def values(critic: Any, batch: Arguments) -> torch.Tensor:
-    return critic(
-        batch.sequences,
-        action_mask=batch.action_mask,
-        attention_mask=batch.attention_mask,
-        media=batch.media,
-        prompts=batch.prompts,
-    )
+def values(critic: Any, batch: Batch) -> torch.Tensor:
+    return critic(batch.for_model)
 
 
-def train(strategy: KitStrategy, critic: Any, batch: Arguments, *, steps: int) -> list[float]:
+def train(strategy: KitStrategy, critic: Any, batch: Batch, *, steps: int) -> list[float]:
     """Pull all values to 1 and return the losses."""
     losses = []
     critic.train()
     for _ in range(steps):
         # Every pass ends an optimizer step.
         critic.set_gradient_accumulation_boundary(True)
-        loss = ((values(critic, batch) - 1) ** 2 * batch.action_mask).sum() / batch.action_mask.sum()
+        loss = ((values(critic, batch) - 1) ** 2 * batch.wanted).sum() / batch.wanted.sum()
         strategy.backward(loss, critic, None)
         strategy.optimizer_step(None, critic, None)
         losses.append(loss.item())
@@ -182,7 +176,5 @@ def test_a_reward_model_runs_in_deepspeed_for_evaluation(tiny_checkpoint, batch,
         engine = strategy.prepare(model)
         engine.eval()
         with torch.no_grad():
-            rewards, wanted = (
-                one(batch.sequences, attention_mask=batch.attention_mask, media=batch.media) for one in (engine, made)
-            )
+            rewards, wanted = (one(batch.for_model, of_samples=True) for one in (engine, made))
         torch.testing.assert_close(rewards, wanted, atol=1e-5, rtol=0)

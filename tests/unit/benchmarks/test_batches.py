@@ -41,7 +41,9 @@ def test_the_first_rows_of_a_batch_are_as_wide_as_the_longest_of_them():
     ]
     assert cut.media[2] is media[1]
     assert cut.unique_tokens == 2 + 3 + 2 + 3 + 1
-    assert (cut.prompts.groups, cut.prompts.lengths) == ([0, 0, 1], [2, 2, 3])
+    samples = cut.for_model
+    assert [(one.group, one.prompt_tokens, len(one.token_ids)) for one in samples] == [(0, 2, 4), (0, 2, 5), (1, 3, 4)]
+    assert samples[2].loss_mask.tolist() == [False, False, True]
     assert first_rows(batch, 2, samples=2).prompt_lengths == (2,)
 
 

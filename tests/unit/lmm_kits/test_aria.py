@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
+from helpers.passes import next_log_probs
 from helpers.tiny_models import encode, make_actor
 from transformers import AriaConfig, AriaForConditionalGeneration
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
@@ -120,9 +121,7 @@ def test_every_expert_and_the_router_learn(folder, processor):
     actor = make_actor(folder)
     encoded = encode(KIT, processor, [message("user", picture(56, 56), "Which digit does this show? " * 10)])
     sequences = torch.tensor([encoded.token_ids])
-    actor(
-        sequences, attention_mask=torch.ones_like(sequences), return_logprobs=True, media=[encoded.media]
-    ).sum().backward()
+    next_log_probs(actor, sequences, attention_mask=torch.ones_like(sequences), media=[encoded.media]).sum().backward()
     untrained = set()
     for name, weight in actor.model.named_parameters():
         if weight.grad is None:

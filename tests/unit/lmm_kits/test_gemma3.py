@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.passes import logits_of, next_log_probs
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -28,7 +29,7 @@ def actor(folder: Path) -> KitActor:
 def log_probs(actor: KitActor, prompt: object, *, side: str = "right") -> torch.Tensor:
     sequences, mask = pad([prompt.token_ids], side=side)
     with torch.no_grad():
-        return actor(sequences, attention_mask=mask, return_logprobs=True, media=[prompt.media])
+        return next_log_probs(actor, sequences, attention_mask=mask, media=[prompt.media])
 
 
 def attend_causally(actor: KitActor) -> torch.utils.hooks.RemovableHandle:
@@ -152,7 +153,7 @@ def test_the_first_token_of_an_image_sees_the_last_one(actor, processor):
     def at_first_token() -> torch.Tensor:
         sequences, mask = pad([prompt.token_ids], side="right")
         with torch.no_grad():
-            return actor(sequences, attention_mask=mask, media=[prompt.media])["logits"][0, first]
+            return logits_of(actor, sequences, attention_mask=mask, media=[prompt.media])[0, first]
 
     def without_last_token(module, args, output):  # (1, 16, width)
         return torch.cat([output[:, :-1], torch.zeros_like(output[:, -1:])], dim=1)

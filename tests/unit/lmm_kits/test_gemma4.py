@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.packed_batches import DOUBLE, Batch, check, groups, make_actors, one_by_one, together
+from helpers.passes import next_log_probs
 from helpers.tiny_models import encode, make_actor, pad
 from transformers import Gemma4AudioConfig, Gemma4Processor
 
@@ -37,7 +38,7 @@ def bidirectional(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def log_probs(actor: KitActor, prompt: Any) -> torch.Tensor:
     sequences, mask = pad([prompt.token_ids], side="right")
     with torch.no_grad():
-        return actor(sequences, attention_mask=mask, return_logprobs=True, media=[prompt.media])
+        return next_log_probs(actor, sequences, attention_mask=mask, media=[prompt.media])
 
 
 def prompts(processor: Gemma4Processor, *conversations: list) -> list:
@@ -120,7 +121,7 @@ def test_bidirectional_attention_changes_log_probs_and_packs_exactly(folder, bid
         alone = one_by_one(actors.stock, batch)
         for way in ("padded", "packed", "shared"):
             with actors.running(way) as actor:
-                check(together(actor, batch, side="left"), alone, tolerance=DOUBLE, zero=set())
+                check(together(actor, batch), alone, tolerance=DOUBLE, zero=set())
 
 
 def test_the_engine_disagrees_only_if_tokens_of_an_image_see_each_other(folder, bidirectional):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import clip, message, picture
+from helpers.passes import samples_of
 from helpers.tables import table
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors.torch import load_file
@@ -181,12 +182,12 @@ def test_the_routers_bias_is_no_weight_and_has_a_say_in_what_is_computed(folder,
 def test_the_loss_counts_the_experts_that_the_router_has_chosen(folder):
     actor = make_actor(folder)
     actor.balance_experts()
-    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
+    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="right")
     seen: list[tuple[torch.Tensor, ...]] = []
     gate = actor.model.model.language_model.layers[1].mlp.gate
     gate.register_forward_hook(lambda module, args, output: seen.append(output))
     with torch.no_grad():
-        _, output = actor(sequences, mask[:, 1:], attention_mask=mask, return_output=True)
+        _, output = actor(samples_of(sequences, mask), return_output=True)
     # The rows behind those two keep an image in the pass.
     ((logits, _, choices),) = seen
     real = torch.zeros(len(logits), dtype=torch.bool)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from helpers.conversations import message, picture
+from helpers.passes import next_log_probs
 from helpers.tiny_models import encode, make_actor
 from transformers import JanusConfig, JanusForConditionalGeneration
 
@@ -67,9 +68,7 @@ def test_images_learn_and_the_side_that_draws_them_is_left_alone(folder, process
     actor = make_actor(folder)
     encoded = encode(KIT, processor, [message("user", picture(56, 56), "Which digit?")])
     sequences = torch.tensor([encoded.token_ids])
-    actor(
-        sequences, attention_mask=torch.ones_like(sequences), return_logprobs=True, media=[encoded.media]
-    ).sum().backward()
+    next_log_probs(actor, sequences, attention_mask=torch.ones_like(sequences), media=[encoded.media]).sum().backward()
     for name, weight in actor.model.named_parameters():
         assert (weight.grad is None) == name.startswith(KIT.untrained_prefixes), name
     for prefix in KIT.untrained_prefixes:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
+from helpers.passes import samples_of
 from helpers.tables import table
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors.torch import load_file, save_file
@@ -160,9 +161,9 @@ def test_the_layout_of_a_file_is_told_by_the_width_of_the_model():
 def test_the_loss_is_that_of_transformers(folder):
     actor = make_actor(folder)
     actor.balance_experts()
-    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
+    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="right")
     with torch.no_grad():
-        _, output = actor(sequences, mask[:, 1:], attention_mask=mask, return_output=True)
+        _, output = actor(samples_of(sequences, mask), return_output=True)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         given = {"attention_mask": mask, "position_ids": positions.expand(3, *positions.shape)}
         expected = actor.model(sequences, **given, output_router_logits=True, use_cache=False).aux_loss

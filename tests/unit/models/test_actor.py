@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from helpers.passes import logits_of, next_log_probs, samples_of
 from helpers.tiny_models import altered, flat_actor, make_actor, pad
 from helpers.value_models import make_value_model
 
@@ -39,7 +40,7 @@ def expected_log_probs(actor: KitActor, ids: list[int], *, temperature: float = 
 def test_log_probs_are_those_of_the_next_tokens(actor):
     sequences, mask = pad(ROWS, side="right")
     with torch.no_grad():
-        log_probs = actor(sequences, attention_mask=mask, return_logprobs=True)
+        log_probs = next_log_probs(actor, sequences, attention_mask=mask)
     assert log_probs.shape == (2, 4)
     for index, ids in enumerate(ROWS):
         assert log_probs[index, : len(ids) - 1].tolist() == pytest.approx(expected_log_probs(actor, ids), abs=1e-5)
@@ -49,7 +50,7 @@ def test_an_action_mask_gives_log_probs_of_the_response_alone(actor):
     sequences, mask = pad(ROWS, side="right")
     action_mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
     with torch.no_grad():
-        log_probs = actor(sequences, action_mask, attention_mask=mask)
+        log_probs = actor(samples_of(sequences, mask, action_mask))[:, 1:]
     first, second = (expected_log_probs(actor, ids) for ids in ROWS)
     assert log_probs[0].tolist() == pytest.approx([0.0, first[2], first[3]], abs=1e-5)
     assert log_probs[1].tolist() == pytest.approx([second[1], 0.0, 0.0], abs=1e-5)
@@ -58,7 +59,7 @@ def test_an_action_mask_gives_log_probs_of_the_response_alone(actor):
 def test_the_temperature_divides_the_logits(folder, actor):
     sequences, mask = pad(ROWS[:1], side="right")
     with torch.no_grad():
-        warm = make_actor(folder, temperature=2.0)(sequences, attention_mask=mask, return_logprobs=True)
+        warm = next_log_probs(make_actor(folder, temperature=2.0), sequences, attention_mask=mask)
     assert warm[0].tolist() == pytest.approx(expected_log_probs(actor, ROWS[0], temperature=2.0), abs=1e-5)
 
 
@@ -68,8 +69,8 @@ def test_banned_tokens_are_banned_before_the_temperature_as_the_engine_bans_them
     banning.banned_token_ids = torch.tensor([3, 5])
     sequences, mask = pad(ROWS[:1], side="right")
     with torch.no_grad():
-        logits = banning(sequences, attention_mask=mask)["logits"]
-        expected = plain(sequences, attention_mask=mask)["logits"]
+        logits = logits_of(banning, sequences, attention_mask=mask)
+        expected = logits_of(plain, sequences, attention_mask=mask)
     expected[..., [3, 5]] -= 1e9
     torch.testing.assert_close(logits, expected / 2.0)
 
@@ -77,10 +78,8 @@ def test_banned_tokens_are_banned_before_the_temperature_as_the_engine_bans_them
 def test_the_entropy_is_that_of_the_distribution_of_each_next_token(actor):
     sequences, mask = pad(ROWS, side="right")
     with torch.no_grad():
-        log_probs, output = actor(
-            sequences, torch.ones(2, 4), attention_mask=mask, return_output=True, return_entropy=True
-        )
-        table = torch.log_softmax(actor(sequences, attention_mask=mask)["logits"][0, 0], dim=-1)
+        log_probs, output = actor(samples_of(sequences, mask), return_output=True, return_entropy=True)
+        table = torch.log_softmax(logits_of(actor, sequences, attention_mask=mask)[0, 0], dim=-1)
     assert log_probs.shape == output.entropy.shape == (2, 4)
     assert output.entropy[0, 0].item() == pytest.approx(-(table.exp() * table).sum().item(), abs=1e-4)
 
@@ -89,7 +88,7 @@ def test_logits_are_fp32_whatever_the_weights_are(folder):
     actor = flat_actor(str(folder), attn_implementation="sdpa", param_dtype="bf16")
     sequences, mask = pad(ROWS, side="right")
     assert next(actor.parameters()).dtype is torch.bfloat16
-    assert actor(sequences, attention_mask=mask)["logits"].dtype is torch.float32
+    assert logits_of(actor, sequences, attention_mask=mask).dtype is torch.float32
 
 
 def test_a_language_model_has_no_vision_tower_to_freeze(folder):

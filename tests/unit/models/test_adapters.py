@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.passes import logits_of
 from helpers.tables import frozen
 from helpers.tiny_models import build_experts, make_actor
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
@@ -193,7 +194,7 @@ def test_adapters_alone_are_trained_and_start_without_effect(folder):
     }
     assert {layer.scaling["default"] for layer in adapted_layers(actor.model).values()} == {4.0}
     sequences = torch.tensor([[7, 9, 11]])
-    outputs = [one(sequences, attention_mask=torch.ones_like(sequences))["logits"] for one in (bare, actor)]
+    outputs = [logits_of(one, sequences, attention_mask=torch.ones_like(sequences)) for one in (bare, actor)]
     assert torch.equal(*outputs)
 
 
@@ -226,7 +227,7 @@ def test_the_saved_adapter_loads_on_top_of_the_original_model(folder, tmp_path, 
     sequences = torch.tensor([[7, 9, 11, 13]])
     with torch.no_grad():
         logits = [
-            one(sequences, attention_mask=torch.ones_like(sequences))["logits"]
+            logits_of(one, sequences, attention_mask=torch.ones_like(sequences))
             for one in (actor, again, make_actor(folder))
         ]
     torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=0)

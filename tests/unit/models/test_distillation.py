@@ -14,7 +14,6 @@ from lmm_r1.models.distillation import (
     WantedTokens,
 )
 from lmm_r1.models.output_layer import LayerOutcomes, token_outcomes
-from lmm_r1.models.packed.packing import Targets
 
 ROWS, WIDTH, HIDDEN, VOCABULARY = 3, 9, 5, 41
 TEACHER_HIDDEN, TEACHER_VOCABULARY = 7, 43
@@ -37,7 +36,7 @@ def layer(hidden: int, vocabulary: int, *, bias: bool) -> torch.nn.Linear:
 
 
 def wanted() -> WantedTokens:
-    return WantedTokens.in_batch(Targets(wanted=WANTED), width=WIDTH)
+    return WantedTokens.in_batch(WANTED, width=WIDTH, device=torch.device("cpu"))
 
 
 def targets() -> torch.Tensor:
@@ -126,7 +125,7 @@ def test_what_is_frozen_gets_no_gradient(frozen):
 
 def test_a_batch_without_targets_has_gradients_of_zero():
     """A rank whose rows were all too long still takes its part in the collectives of a backward pass."""
-    nothing = WantedTokens.in_batch(Targets(wanted=torch.zeros_like(WANTED)), width=WIDTH)
+    nothing = WantedTokens.in_batch(torch.zeros_like(WANTED), width=WIDTH, device=torch.device("cpu"))
     student, hidden = layer(HIDDEN, VOCABULARY, bias=False), HIDDEN_STATES.clone().requires_grad_()
     tokens = TeacherTokens(inputs=torch.zeros(0, TEACHER_HIDDEN).double(), layer=layer(TEACHER_HIDDEN, 43, bias=False))
     compared = Distillation(teacher=tokens, divergence=DIVERGENCE)

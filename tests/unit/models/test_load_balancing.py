@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.conversations import message
 from helpers.packed_batches import Batch, groups
+from helpers.passes import samples_of
 from helpers.tiny_models import BALANCED_KITS, build_experts, encode, make_actor, pad
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -15,7 +16,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import Routed, Routers, check_balanced, routers_of
-from lmm_r1.models.packed.packing import Targets, pack_batch
+from lmm_r1.models.packed.packing import ModelSample, pack_batch, stacked
 
 LAYERS = 3
 ARCHITECTURES = {
@@ -91,14 +92,14 @@ def test_by_hand_where_scores_are_sigmoids():
 @pytest.mark.parametrize("name", SIGMOIDS)
 def test_a_plain_language_models_sigmoid_scores_and_own_choices_count(name, experts):
     actor = balanced(experts(name))
-    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
+    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="right")
     biases = [value for key, value in actor.model.state_dict().items() if key.endswith(BIASES)]
     assert len(biases) == LAYERS
     # Large enough to choose other experts than those of the highest scores.
     for bias in biases:
         bias.copy_(torch.linspace(0, 0.5, bias.numel()))
     with torch.no_grad():
-        _, output = actor(sequences, mask[:, 1:], attention_mask=mask, return_output=True)
+        _, output = actor(samples_of(sequences, mask), return_output=True)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         given = {"attention_mask": mask, "position_ids": positions, "output_router_logits": True, "use_cache": False}
         layers = actor.model.model(sequences, **given).router_logits
@@ -133,16 +134,16 @@ def test_it_is_known_of_every_language_model_how_its_routers_score():
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_it_is_that_of_transformers_on_real_tokens_padded_and_packed(name, experts):
     actor = balanced(experts(name))
-    # Two rows of other lengths, of which the padding must not count.
-    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
-    wanted = mask[:, 1:].clone()
+    # Two samples of other lengths, of which the padding must not count.
+    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="right")
+    samples = samples_of(sequences, mask)
     with torch.no_grad():
-        _, padded = actor(sequences, wanted, attention_mask=mask, return_output=True)
+        _, padded = actor(samples, return_output=True)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         given = {"attention_mask": mask, "position_ids": positions}
         expected = actor.model(sequences, **given, output_router_logits=True, use_cache=False).aux_loss
         packing = balanced(experts(name), packing_samples=True)
-        _, packed = packing(sequences, wanted, attention_mask=mask, return_output=True)
+        _, packed = packing(samples, return_output=True)
     # Sums of about a hundred terms in single precision.
     assert padded.aux_loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert packed.aux_loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -150,9 +151,8 @@ def test_it_is_that_of_transformers_on_real_tokens_padded_and_packed(name, exper
 
 
 def test_an_output_without_it_is_asked_for_no_routers(experts):
-    sequences, mask = pad([[5, 6, 7, 8]], side="left")
     actor = make_actor(experts("Qwen3Moe"))
-    _, output = actor(sequences, mask[:, 1:], attention_mask=mask, return_output=True)
+    _, output = actor([ModelSample.of([5, 6, 7, 8])], return_output=True)
     assert (output.aux_loss, output.router_logits) == (None, None)
 
 
@@ -161,28 +161,16 @@ def test_an_output_without_it_is_asked_for_no_routers(experts):
 def test_a_packed_sequence_says_how_many_of_its_tokens_are_filler(kit_name, multiple, tiny_checkpoint):
     kit = get_kit(kit_name)
     config = kit.load_config(str(tiny_checkpoint(kit_name)), trust_remote_code=False)
-    sequences, mask = pad([[5, 6, 7, 8, 9], [5, 6, 7]], side="left")
-    targets = Targets(wanted=mask[:, 1:].bool())
-    packed = pack_batch(
-        kit,
-        config,
-        sequences=sequences,
-        attention_mask=mask,
-        targets=targets,
-        media=[],
-        share_prefix=False,
-        fill=True,
-        multiple_of=multiple,
-    )
+    samples = [ModelSample.of([5, 6, 7, 8, 9]), ModelSample.of([5, 6, 7])]
+    wanted = stacked(samples, lambda sample: sample.loss_mask)
+    packed = pack_batch(kit, config, samples, wanted=wanted, share_prefix=False, fill=True, multiple_of=multiple)
     assert packed.layout.length - packed.filler == 8
     assert packed.layout.length % multiple == 0
     assert packed.filled == (kit_name == "qwen2_5_vl")
 
 
 def gradients(actor: KitActor, batch: Batch) -> dict[str, torch.Tensor]:
-    given = batch.padded("left")
-    settings = {"attention_mask": given.attention_mask, "prompts": given.prompts, "return_output": True}
-    _, output = actor(given.sequences, given.action_mask, **settings)
+    _, output = actor(batch.for_model, return_output=True)
     output.aux_loss.backward()
     return {name: weight.grad for name, weight in actor.model.named_parameters() if weight.grad is not None}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import bitsandbytes.functional
 import pytest
 import torch
+from helpers.passes import logits_of
 from helpers.tiny_models import build_experts, make_actor
 from safetensors import safe_open
 
@@ -36,7 +37,7 @@ def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
 
 def logits(actor: KitActor) -> torch.Tensor:
     with torch.no_grad():
-        return actor(SEQUENCES, attention_mask=torch.ones_like(SEQUENCES))["logits"]
+        return logits_of(actor, SEQUENCES, attention_mask=torch.ones_like(SEQUENCES))
 
 
 def layer(rows: int = 8, columns: int = 64) -> torch.nn.Linear:

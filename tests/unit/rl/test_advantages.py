@@ -20,6 +20,7 @@ from lmm_r1.config.ppo import EstimatorName
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args
+from lmm_r1.models.packed.packing import stacked
 from lmm_r1.rl.advantages import (
     ESTIMATORS,
     Estimate,
@@ -31,7 +32,7 @@ from lmm_r1.rl.advantages import (
     whitened,
 )
 from lmm_r1.rl.outputs import add_advantages
-from lmm_r1.rl.samples import TrainingSample, stacked
+from lmm_r1.rl.samples import TrainingSample
 
 NAMES = typing.get_args(EstimatorName)
 # OpenRLHF's own.

@@ -26,7 +26,7 @@ from lmm_r1.generation.media_store import compact, fetched
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.losses import PolicyLoss
-from lmm_r1.rl.samples import TrainingSample, stacked
+from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.workers import KitPolicyActor
 
 pytestmark = pytest.mark.full
@@ -105,12 +105,8 @@ def with_models(policy: Policy, *, values: bool) -> list[TrainingSample]:
     samples = deepcopy(policy.samples)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        every = policy.actor(
-            stacked(samples, lambda one: one.token_ids),
-            stacked(samples, lambda one: one.loss_mask.long()),
-            attention_mask=stacked(samples, lambda one: torch.ones_like(one.token_ids)),
-            media=fetched([one.media for one in samples]),
-        )
+        media = fetched([one.media for one in samples])
+        every = policy.actor([one.for_model(items) for one, items in zip(samples, media, strict=True)])
     for one, own in zip(samples, every, strict=True):
         width = len(one.loss_mask)
         # The policy has learnt since: ratios are not 1 in the first update.

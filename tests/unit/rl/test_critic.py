@@ -11,7 +11,7 @@ from helpers.tables import table
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.lmm_kits import Media
-from lmm_r1.models.packed.packing import Prompts
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.rl.losses import value_loss
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.workers import KitCriticActor, KitRewardActor
@@ -75,13 +75,15 @@ class PlayedModel(PlayedEngine):
 
     def __init__(self, *outputs: list[Any]) -> None:
         super().__init__(outputs=[torch.tensor(one, requires_grad=True) for one in outputs])
-        self.given: list[dict[str, Any]] = []
+        self.given: list[list[ModelSample]] = []
+        self.settings: dict[str, Any] = {}
         self.modes: list[str] = []
 
-    def __call__(self, sequences: torch.Tensor, **given: Any) -> torch.Tensor:
-        self.given.append(given)
+    def __call__(self, samples: list[ModelSample], **settings: Any) -> torch.Tensor:
+        self.given.append(samples)
+        self.settings = settings
         found = self.outputs[len(self.given) - 1]
-        return found * given["action_mask"] if "action_mask" in given else found
+        return found if "of_samples" in settings else found * stacked(samples, lambda sample: sample.loss_mask)
 
     def train(self) -> None:
         self.modes.append("train")
@@ -112,7 +114,7 @@ def test_the_passes_of_an_optimizer_step_add_up_to_its_loss_and_get_their_media(
     second = [learnt(mask=[1, 0], returns=(2.0, 0.0))]
     model = PlayedModel([[0.25, 0.5], [-0.5, 7.0]], [[1.0, 7.0]])
     metrics = worker_of(KitCriticActor, model, **{"critic.value_clip": 0.5}).fit([[first, second]])
-    assert [given["media"] for given in model.given] == [[IMAGE, None], [None]]
+    assert [[sample.media for sample in given] for given in model.given] == [[IMAGE, None], [None]]
     assert (model.modes, model.boundaries, model.steps) == (["train"], [False, True], 1)
     # Halves of squared errors over 4 tokens: (0.75^2 + 0.5^2 + 0.5^2) / 8, and clipped (2 - 0.5)^2 / 8.
     assert metrics == pytest.approx(
@@ -134,8 +136,8 @@ def test_a_critic_worker_gets_media_and_prompts_of_passes():
     passes = [[learnt(mask=[0, 1], media=IMAGE)], [learnt(mask=[0, 1])]]
     (first,), (second,) = worker_of(KitCriticActor, model).forward(passes)
     assert first.tolist() == second.tolist() == [0.0, 2.0]
-    assert [given["media"] for given in model.given] == [[IMAGE], [None]]
-    assert [given["prompts"] for given in model.given] == [Prompts(groups=[7], lengths=[1])] * 2
+    assert [[sample.media for sample in given] for given in model.given] == [[IMAGE], [None]]
+    assert [(sample.group, sample.prompt_tokens) for (sample,) in model.given] == [(7, 1)] * 2
     assert model.modes == ["eval"]
 
 
@@ -144,5 +146,5 @@ def test_a_reward_worker_asks_for_the_rewards_of_whole_samples_with_their_media(
     (rewards,) = worker_of(KitRewardActor, model).forward([[learnt(mask=[1, 1]), learnt(mask=[1, 1], media=IMAGE)]])
     assert [reward.item() for reward in rewards] == [0.5, -1.0]
     (given,) = model.given
-    assert given.keys() == {"attention_mask", "ring_attn_group", "media", "prompts"}
-    assert given["media"] == [None, IMAGE]
+    assert [sample.media for sample in given] == [None, IMAGE]
+    assert model.settings == {"ring_attn_group": None, "of_samples": True}

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import message, picture, row
-from helpers.tiny_models import encode, pad
+from helpers.tiny_models import encode
 from helpers.value_models import make_value_model, save_reward_model
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.scoring.reward_model import RewardModel, plan_batches
 
 KIT = "qwen2_5_vl"
@@ -63,12 +64,11 @@ def loop_rewards(folder: Path, kit_name: str, rows: list, responses: list[str]) 
     sampled = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in responses]
     # What a rollout sends to a reward server, and what becomes of it there.
     assert [tokenizer.decode(ids[:-1], skip_special_tokens=False) for ids in sampled] == responses
-    sequences, mask = pad(
-        [[*prompt.token_ids, *ids] for prompt, ids in zip(prompts, sampled, strict=True)], side="right"
-    )
-    model = make_value_model(folder, "reward")
+    samples = [
+        ModelSample.of([*prompt.token_ids, *ids], prompt.media) for prompt, ids in zip(prompts, sampled, strict=True)
+    ]
     with torch.no_grad():
-        return model(sequences, attention_mask=mask, media=[prompt.media for prompt in prompts]).tolist()
+        return make_value_model(folder, "reward")(samples, of_samples=True).tolist()
 
 
 @pytest.mark.parametrize("kit", KITS)

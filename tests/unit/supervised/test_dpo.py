@@ -25,7 +25,7 @@ from lmm_r1.config import DPOConfig
 from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.supervised import models
-from lmm_r1.supervised.dpo import DPORun, PairBatch, PairEncoder, PairSample, collate_pairs
+from lmm_r1.supervised.dpo import DPORun, PairBatch, PairEncoder, PairSample, sides_for_model
 from lmm_r1.supervised.models import prepare_reference
 
 config = partial(configured, DPOConfig)
@@ -37,7 +37,7 @@ def sample(chosen: list[int], rejected: list[int]) -> PairSample:
 
 
 def batch(*samples: PairSample) -> PairBatch:
-    return collate_pairs(samples, pad_token_id=0)
+    return PairBatch(sides=sides_for_model(samples))
 
 
 def dpo_run(**flags: object) -> DPORun:
@@ -106,7 +106,7 @@ def test_held_out_pairs_are_measured_without_those_that_are_too_long():
     run.actor.table = table
     reference = table.clone()
     reference[ord("b")], reference[1] = -2.0, -0.5
-    run.reference = SimpleNamespace(log_probs=lambda batch: reference[batch.sequences[:, 1:]] * batch.loss_mask)
+    run.reference = TableReference(reference.tolist())
     run.evaluate_on(rows)
     metrics = run.evaluation.evaluate(run.actor)
     # d = 0.5 - 2.5 = -2 in source x, and 4.5 - 2.5 = 2 in source y.

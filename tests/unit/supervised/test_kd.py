@@ -19,9 +19,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.distillation import Divergence
 from lmm_r1.models.loading import LoadSettings
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised import kd, models
 from lmm_r1.supervised.kd import KDRun, StudentEngine, Teacher, check_same_tokens, check_sampled
-from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
+from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import RowEncoder
 
 
@@ -33,9 +34,9 @@ class TableActor(PlayedEngine):
         self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
         self.asked: list[Any] = []
 
-    def __call__(self, sequences: torch.Tensor, mask: torch.Tensor, *, distillation: Any, **arguments: Any) -> Any:
+    def __call__(self, samples: list[ModelSample], *, distillation: Any, **arguments: Any) -> Any:
         self.asked.append(distillation)
-        log_probs = self.table[sequences[:, 1:]] * mask
+        log_probs = stacked(samples, lambda one: self.table[one.token_ids[1:]] * one.loss_mask)
         return log_probs, SimpleNamespace(divergence=log_probs.square() / 2, aux_loss=self.table.sum())
 
 
@@ -52,9 +53,9 @@ def kd_run(**flags: object) -> KDRun:
     )
 
 
-def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
+def batch(*rows: tuple[list[int], list[int]]) -> list[ModelSample]:
     samples = [SFTSample(token_ids=ids, loss_mask=list(map(bool, mask)), media=None) for ids, mask in rows]
-    return collate(samples, pad_token_id=0)
+    return [sample.for_model() for sample in samples]
 
 
 @pytest.mark.usefixtures("one_process")

@@ -7,7 +7,7 @@ from helpers.conversations import message
 from lmm_r1.data.messages import Message, PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.supervised import read_ahead
-from lmm_r1.supervised.dpo import PairEncoder, PairSample, collate_pairs, encode_pair
+from lmm_r1.supervised.dpo import PairBatch, PairEncoder, PairSample, encode_pair, sides_for_model
 
 
 def pair(*prompt: Message, chosen: str | Message, rejected: str | Message, plain: bool = False) -> PreferenceRow:
@@ -82,10 +82,10 @@ def test_a_side_without_a_turn_of_the_assistant_is_refused(role):
 
 def test_a_batch_holds_the_chosen_sides_first_and_a_filler_counts_for_nothing():
     sample = encoded(pair(message("user", "q"), chosen="ab", rejected="c"))
-    batch = collate_pairs([sample, sample.filler], pad_token_id=0)
-    assert batch.tokens.sequences.shape == (4, 9)
-    assert batch.tokens.sequences[0].tolist() == batch.tokens.sequences[1].tolist()
-    assert batch.tokens.loss_mask.sum(-1).tolist() == [3, 0, 2, 0]
+    batch = PairBatch(sides=sides_for_model([sample, sample.filler]))
+    assert [len(side.token_ids) for side in batch.sides] == [9, 9, 8, 8]
+    assert batch.sides[0].token_ids.tolist() == batch.sides[1].token_ids.tolist()
+    assert [int(side.loss_mask.sum()) for side in batch.sides] == [3, 0, 2, 0]
     assert batch.weights.tolist() == [1.0, 0.0]
 
 

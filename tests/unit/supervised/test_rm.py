@@ -13,7 +13,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards
+from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun
 
 
 class Engine(PlayedEngine):
@@ -68,20 +68,20 @@ def test_a_response_ends_with_its_end_token_where_it_is_scored():
 
 def test_a_batch_knows_margins_scores_and_what_stands_before_a_response():
     first, second = samples(pair("ab", "c", margin=0.5), pair("b", "cd", chosen_score=2.0, rejected_score=-1.0))
-    batch = collate_rewards([first, second, second.filler], pad_token_id=0)
+    batch = rm_run().collate([first, second, second.filler])
     assert batch.margins.tolist() == [0.5, 0.0, 0.0]
     assert batch.scores.tolist() == [[0.0, 2.0, 2.0], [0.0, -1.0, -1.0]]
     # u q END newline a; of a filler's sides, all of them.
-    assert batch.tokens.prompts.lengths == [5, 5, 7, 5, 5, 8]
+    assert [side.prompt_tokens for side in batch.sides] == [5, 5, 7, 5, 5, 8]
     # Chosen sides first; those of a filler have prompts of their own.
-    assert batch.tokens.prompts.groups == [0, 1, 2, 0, 1, 5]
+    assert [side.group for side in batch.sides] == [0, 1, None, 0, 1, None]
 
 
 @pytest.mark.usefixtures("one_process")
 def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_into_micro_batches():
     run = rm_run()
-    batches = [collate_rewards(samples(pair("c", "a"), pair("b", "c")), pad_token_id=0)]
-    batches.append(collate_rewards([*samples(pair("d", "d")), run.filler], pad_token_id=0))
+    batches = [rm_run().collate(samples(pair("c", "a"), pair("b", "c")))]
+    batches.append(rm_run().collate([*samples(pair("d", "d")), run.filler]))
     made = updated(run, batches)
     assert made.loss == pytest.approx((loss(2) + loss(-1) + loss(0)) / 3)
     assert made.tokens == 3 * 4
@@ -97,7 +97,7 @@ def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_int
 
 @pytest.mark.usefixtures("one_process")
 def test_margins_and_scores_count_where_the_flags_say_so():
-    batch = collate_rewards(samples(pair("c", "a", margin=0.5, chosen_score=1.0, rejected_score=0.5)), pad_token_id=0)
+    batch = rm_run().collate(samples(pair("c", "a", margin=0.5, chosen_score=1.0, rejected_score=0.5)))
     assert updated(rm_run(model__margin_loss_enable=True), [batch]).loss == pytest.approx(loss(1.5))
     # (2 - 1)^2 and (0 - 0.5)^2
     assert updated(rm_run(model__loss_type="regression"), [batch]).loss == pytest.approx((1 + 0.25) / 2)

@@ -17,9 +17,10 @@ from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import METRIC, best_metric
+from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised.held_out import BestMetric
 from lmm_r1.supervised.loop import TokenTerms
-from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
+from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import RowEncoder, SFTEvaluation, prompt_of
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -60,9 +61,9 @@ def answered(text: str, *, source: str = "a") -> Row:
     return replace(row(message("user", "q"), message("assistant", text)), datasource=source)
 
 
-def log_probs(batch: SFTBatch) -> torch.Tensor:
+def log_probs(batch: list[ModelSample]) -> torch.Tensor:
     """Of a loss token the negative of how far it is behind 'a'; the end token, 1, costs 96."""
-    return -(batch.sequences[:, 1:] - ord("a")).abs() * batch.loss_mask
+    return stacked(batch, lambda one: -(one.token_ids[1:] - ord("a")).abs() * one.loss_mask)
 
 
 def evaluation(rows: list[Row], *, rank: int = 0, ranks: int = 1, **flags: object) -> SFTEvaluation:
@@ -72,7 +73,7 @@ def evaluation(rows: list[Row], *, rank: int = 0, ranks: int = 1, **flags: objec
         strategy=SimpleNamespace(ds_device_mesh={"dp": Share(rank, ranks)}),
         taken=RowEncoder.of(settings, kit=CharacterKit(), processor=None),
         filler=SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None),
-        collate=partial(collate, pad_token_id=0),
+        collate=lambda samples: [sample.for_model() for sample in samples],
         token_losses=lambda batch: TokenTerms(loss=-log_probs(batch)),
     )
     return SFTEvaluation(run, rows)

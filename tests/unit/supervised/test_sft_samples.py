@@ -8,7 +8,7 @@ from PIL import Image
 
 from lmm_r1.errors import UserError
 from lmm_r1.supervised import batch_indices
-from lmm_r1.supervised.samples import SFTSample, collate, encode_sample
+from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 
 def encode(*messages, max_len=100, every_turn=False, kit=None):
@@ -138,20 +138,15 @@ def test_a_template_that_rewrites_earlier_turns_can_teach_the_last_turn_only():
         encode(*turns, kit=ForgetfulKit(), every_turn=True)
 
 
-def test_collation_pads_on_the_right_and_marks_the_token_before_each_loss_token():
+def test_a_model_gets_a_mark_at_the_token_before_each_loss_token():
     media = {"pixels": 1}
-    batch = collate(
-        [
-            SFTSample(token_ids=[5, 6, 7], loss_mask=[False, True, True], media=None),
-            SFTSample(token_ids=[8, 9, 10, 11, 12], loss_mask=[False, False, False, False, True], media=media),
-        ],
-        pad_token_id=99,
-    )
-    assert batch.sequences.tolist() == [[5, 6, 7, 99, 99], [8, 9, 10, 11, 12]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert batch.loss_mask.int().tolist() == [[1, 1, 0, 0], [0, 0, 0, 1]]
-    assert batch.loss_mask.dtype is torch.bool
-    assert batch.media == [None, media]
+    sample = SFTSample(token_ids=[8, 9, 10, 11, 12], loss_mask=[True, False, True, False, True], media=media)
+    given = sample.for_model(group=3)
+    assert given.token_ids.tolist() == [8, 9, 10, 11, 12]
+    assert given.loss_mask.tolist() == [False, True, False, True]
+    assert (given.media, given.group, given.prompt_tokens) == (media, 3, 0)
+    assert replace(sample, loss_mask=[False, False, True, True, True]).for_model().prompt_tokens == 2
+    assert replace(sample, loss_mask=[False] * 5).for_model().loss_mask.dtype is torch.bool
 
 
 def epoch(number, *, seed=7):

@@ -12,14 +12,15 @@ from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, configure
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
+from lmm_r1.models.packed.packing import ModelSample
+from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import RowEncoder, SFTRun
 from lmm_r1.supervised.start import _check_processes
 
 
-def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
+def batch(*rows: tuple[list[int], list[int]]) -> list[ModelSample]:
     samples = [SFTSample(token_ids=ids, loss_mask=list(map(bool, mask)), media=None) for ids, mask in rows]
-    return collate(samples, pad_token_id=0)
+    return [sample.for_model() for sample in samples]
 
 
 def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: float) -> SFTRun:
@@ -73,10 +74,10 @@ def test_an_update_has_all_its_micro_batches_where_rows_are_too_long_or_few():
     flags = {"train__batch_size": 4, "train__micro_batch_size": 1, "data__max_len": 20}
     run = sft_run(AccumulatingStrategy(), TableActor(POLICY), rows=rows, data__keep_order=True, **flags)
     # "b" and the end token of each of the two rows that fit; the others' places teach nothing.
-    assert sorted(int(batch.loss_mask.sum()) for batch in run._micro_batches(0)) == [0, 0, 2, 2]
+    assert sorted(run.counts(batch).tokens for batch in run._micro_batches(0)) == [0, 0, 2, 2]
     assert run.skipped == 2
     # The epoch's last update has two rows.
-    assert [int(batch.loss_mask.sum()) for batch in run._micro_batches(1)] == [2, 2, 0, 0]
+    assert [run.counts(batch).tokens for batch in run._micro_batches(1)] == [2, 2, 0, 0]
     assert run.skipped == 2
 
 

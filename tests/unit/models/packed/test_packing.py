@@ -1,4 +1,4 @@
-"""Padded batches as packed sequences, worked out by hand with a kit of one rule: a token's position is where it stands."""
+"""Samples as packed sequences, worked out by hand with a kit of one rule: a token's position is where it stands."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.packed_batches import segments_of
-from helpers.tiny_models import pad
 
 from lmm_r1.data.sample import LEAST_SHARED, PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
-from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed.layout import PackedSegment
-from lmm_r1.models.packed.packing import PackedSequence, Prompts, Targets, pack_batch
+from lmm_r1.models.packed.packing import ModelSample, PackedSequence, pack_batch, stacked
 
 IMAGE = 9  # its placeholder; those of one image see each other in both directions
 FILLER = [8, IMAGE, IMAGE]
@@ -55,30 +53,35 @@ def pack(
     samples: Sequence[tuple[list[int], list[int]]],
     *,
     media: Sequence[SampleMedia] = (),
-    side: str = "right",
     share: bool = True,
     groups: Sequence[int] | None = None,
     kit: PlainKit | None = None,
     **settings: Any,
 ) -> PackedSequence:
     """Pack samples, each a prompt and a response of which every token is wanted; equal prompts are a group unless told."""
-    sequences, mask = pad([prompt + response for prompt, response in samples], side=side)
-    wanted = torch.zeros_like(mask, dtype=torch.bool)
-    for row, (_, response) in enumerate(samples):
-        places = mask[row].nonzero().flatten()
-        wanted[row, places[len(places) - len(response) :]] = True
     prompts = [prompt for prompt, _ in samples]
-    known = Prompts(groups=groups or [prompts.index(prompt) for prompt in prompts], lengths=[*map(len, prompts)])
-    return pack_batch(
-        kit or PlainKit(),
-        SimpleNamespace(),
-        sequences=sequences,
-        attention_mask=mask,
-        targets=Targets(wanted=wanted[:, 1:], prompts=known),
-        media=media,
-        share_prefix=share,
-        **{"fill": False, **settings},
-    )
+    given = [
+        ModelSample(
+            token_ids=torch.tensor(prompt + response),
+            loss_mask=torch.tensor([False] * (len(prompt) - 1) + [True] * len(response)),
+            media=media[row] if media else None,
+            group=groups[row] if groups else prompts.index(prompt),
+            prompt_tokens=len(prompt),
+        )
+        for row, (prompt, response) in enumerate(samples)
+    ]
+    return packed_samples(given, share_prefix=share, kit=kit, **settings)
+
+
+def packed_samples(samples: list[ModelSample], *, kit: PlainKit | None = None, **settings: Any) -> PackedSequence:
+    settings = {"wanted": stacked(samples, lambda one: one.loss_mask), "share_prefix": True, "fill": False, **settings}
+    return pack_batch(kit or PlainKit(), SimpleNamespace(), samples, **settings)
+
+
+def learnt(token_ids: list[int], loss_mask: list[int], *, prompt: int) -> ModelSample:
+    """A sample of the one group."""
+    mask = torch.tensor(loss_mask, dtype=torch.bool)
+    return ModelSample(token_ids=torch.tensor(token_ids), loss_mask=mask, group=0, prompt_tokens=prompt)
 
 
 GROUP = [([11, 12], [21, 22, 23]), ([13], [31, 32]), ([11, 12], [24])]
@@ -110,37 +113,18 @@ def test_a_groups_prompt_stands_once_and_its_responses_go_on_from_it():
     assert [place.tolist() for place in packed.places] == [[0, 0, 0, 2, 1, 1], [1, 2, 3, 1, 0, 1]]
 
 
-def test_padding_on_the_left_changes_the_places_alone():
-    right, left = pack(GROUP), pack(GROUP, side="left")
-    assert left.token_ids.tolist() == right.token_ids.tolist()
-    assert left.sources.tolist() == right.sources.tolist()
-    assert left.layout.segments == right.layout.segments
-    assert [place.tolist() for place in left.places] == [[0, 0, 0, 2, 1, 1], [1, 2, 3, 3, 2, 3]]
-
-
 def test_results_go_back_to_the_places_of_their_tokens_and_everything_else_is_zero():
     packed = pack(GROUP)
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], requires_grad=True)
-    scattered = packed.scatter(values, like=torch.zeros(3, 4))
+    scattered = packed.scatter(values)
     assert scattered.tolist() == [[0.0, 1.0, 2.0, 3.0], [5.0, 6.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]]
     scattered.sum().backward()
     assert values.grad.tolist() == [1.0] * 6
 
 
 def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
-    sequences, mask = pad([[11, 12, 21, 22, 23, 24], [11, 12, 25]], side="right")
-    targets = wanted_targets(
-        mask, torch.tensor([[0, 1, 0, 0, 1], [0, 1, 0, 0, 0]]), Prompts(groups=[0, 0], lengths=[2, 2])
-    )
-    packed = pack_batch(
-        PlainKit(),
-        SimpleNamespace(),
-        sequences=sequences,
-        attention_mask=mask,
-        targets=targets,
-        media=(),
-        share_prefix=True,
-        fill=False,
+    packed = packed_samples(
+        [learnt([11, 12, 21, 22, 23, 24], [0, 1, 0, 0, 1], prompt=2), learnt([11, 12, 25], [0, 1], prompt=2)]
     )
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 24, 25]]
     assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1, 4, 1], [21, 24, 25])
@@ -154,20 +138,10 @@ def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
 
 
 def test_a_value_of_the_last_token_is_wanted_from_it():
-    sequences, mask = pad([[11, 12, 21], [13]], side="right")
-    wanted = torch.tensor([[False, True, True], [True, False, False]])
-    packed = pack_batch(
-        PlainKit(),
-        SimpleNamespace(),
-        sequences=sequences,
-        attention_mask=mask,
-        targets=Targets(wanted=wanted),
-        media=(),
-        share_prefix=True,
-        fill=False,
-    )
-    assert packed.sources.tolist() == [1, 2, 3]
-    assert packed.scatter(torch.tensor([1.0, 2.0, 3.0]), like=wanted).tolist() == [[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]
+    samples = [ModelSample.of([11, 12, 21]), ModelSample.of([13])]
+    packed = packed_samples(samples, wanted=stacked(samples, lambda one: one.last))
+    assert packed.sources.tolist() == [2, 3]
+    assert packed.scatter(torch.tensor([1.0, 2.0])).tolist() == [[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]]
 
 
 def test_media_of_a_group_come_once_and_in_the_order_of_their_groups():
@@ -240,26 +214,18 @@ def test_results_of_shared_tokens_go_to_all_samples_and_gradients_come_back_as_s
     packed = pack([([11], [21, 22]), ([11], [21, 23]), ([11], [24])])
     values = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
     assert packed.target_ids.tolist() == [21, 22, 23, 24]
-    scattered = packed.scatter(values, like=torch.zeros(3, 2))
+    scattered = packed.scatter(values)
     assert scattered.tolist() == [[1.0, 2.0], [1.0, 3.0], [4.0, 0.0]]
     (scattered * torch.tensor([[1.0, 10.0], [100.0, 1000.0], [5.0, 7.0]])).sum().backward()
     assert values.grad.tolist() == [101.0, 10.0, 1000.0, 5.0]
 
 
 def test_each_sample_wants_its_own_of_what_it_shares(nodes_of_single_tokens):
-    sequences, mask = pad([[11, 21, 22, 23], [11, 21, 22, 24]], side="right")
-    prompts = Prompts(groups=[0, 0], lengths=[1, 1])
+    first = learnt([11, 21, 22, 23], [1, 1, 1], prompt=1)
     # The second sample's first two tokens are no loss tokens.
-    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [0, 0, 1]]), prompts)
-    settings = {"media": (), "share_prefix": True, "fill": False}
-    packed = pack_batch(
-        PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
-    )
+    packed = packed_samples([first, learnt([11, 21, 22, 24], [0, 0, 1], prompt=1)])
     assert (packed.layout.lengths, packed.copies) == ((3, 1, 1), None)
-    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [1, 0, 1]]), prompts)
-    packed = pack_batch(
-        PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
-    )
+    packed = packed_samples([first, learnt([11, 21, 22, 24], [1, 0, 1], prompt=1)])
     assert packed.layout.lengths == (3, 1, 1)
     assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([0, 1, 2, 2], [21, 22, 23, 24])
     assert packed.copies.tolist() == [0, 1, 2, 0, 3]
@@ -321,17 +287,7 @@ def test_without_shared_prefixes_every_sample_has_its_own_media():
 
 
 def test_without_prompts_every_sample_is_by_itself():
-    sequences, mask = pad([[11, 12, 21], [11, 12, 22]], side="right")
-    packed = pack_batch(
-        PlainKit(),
-        SimpleNamespace(),
-        sequences=sequences,
-        attention_mask=mask,
-        targets=wanted_targets(mask, None),
-        media=(),
-        share_prefix=True,
-        fill=False,
-    )
+    packed = packed_samples([ModelSample.of([11, 12, 21]), ModelSample.of([11, 12, 22])])
     assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 22]]
     assert packed.target_ids.tolist() == [12, 21, 12, 22]
 

@@ -11,7 +11,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.packed import sequence_parallel
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
-from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
+from lmm_r1.models.packed.packing import ModelSample, PackedSequence, pack_batch, stacked
 from lmm_r1.models.packed.sequence_parallel import check_heads, check_not_shared, share_of
 
 
@@ -23,6 +23,7 @@ def sequence(*, length: int, sources: list[int]) -> PackedSequence:
         sources=torch.tensor(sources),
         target_ids=torch.tensor([10 * source for source in sources]),
         places=(torch.zeros(len(sources), dtype=torch.long), torch.tensor(sources)),
+        shape=(1, length - 1),
         filled=False,
         filler=0,
     )
@@ -82,20 +83,9 @@ def test_values_are_gathered_at_the_places_of_their_targets(ranks, monkeypatch):
 @pytest.mark.parametrize(("multiple_of", "filler"), [(1, 0), (2, 1), (4, 1), (7, 0), (5, 3)])
 def test_a_sequence_is_filled_up_with_a_segment_of_its_own(multiple_of, filler):
     kit, config = get_kit("llm"), Qwen2Config(vocab_size=50)
-    sequences = torch.tensor([[11, 12, 13, 14], [21, 22, 23, 0]])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
-    wanted = mask[:, :-1].bool() & mask[:, 1:].bool()
-    packed = pack_batch(
-        kit,
-        config,
-        sequences=sequences,
-        attention_mask=mask,
-        targets=Targets(wanted=wanted),
-        media=[],
-        share_prefix=False,
-        fill=False,
-        multiple_of=multiple_of,
-    )
+    samples = [ModelSample.of([11, 12, 13, 14]), ModelSample.of([21, 22, 23])]
+    wanted = stacked(samples, lambda sample: sample.loss_mask)
+    packed = pack_batch(kit, config, samples, wanted=wanted, share_prefix=False, fill=False, multiple_of=multiple_of)
     assert packed.token_ids.tolist() == [[11, 12, 13, 14, 21, 22, 23, *[11] * filler]]
     assert packed.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, *range(filler)]]
     assert [segment.length for segment in packed.layout.segments] == [4, 3, *[filler] * bool(filler)]
