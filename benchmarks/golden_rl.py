@@ -35,10 +35,10 @@ from lmm_r1.host.strategy import default_to_one_process, leave_group, make_strat
 from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, TinyModelSpec, get_kit
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.loop import optimizer_steps
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models, ask
+from lmm_r1.rl.oversampling import samples_generator
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.step import Learner, make_rollout, train_on
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, KitReferenceActor
@@ -404,7 +404,7 @@ def replay(name: str, records: list[dict[str, Any]], folder: Path, *, flags: Map
             models=workers.models,
             engines=engines,
             prompts=PromptStream(engine.rows, seed=config.train.seed, episodes=config.train.num_episodes),
-            generator=KitSamplesGenerator.of(config, engines, leave_out=lambda reason: None),
+            generator=samples_generator(config, engines, leave_out=lambda reason: None),
             kl_weight=KLWeight(value=kl.init_coef, target=kl.target, horizon=kl.horizon),
             mismatch=Mismatch(config),
         )

@@ -18,13 +18,14 @@ from lmm_r1.files.atomic import in_worker
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.generator import KitSamplesGenerator
-from lmm_r1.rl.groups import kept_tokens
+from lmm_r1.rl.ahead import RolloutsAhead, ages
+from lmm_r1.rl.filtering import why_dropped
 from lmm_r1.rl.mismatch import Mismatch, Modality
 from lmm_r1.rl.model_groups import Models, ask, scaling_metrics, updates_made
+from lmm_r1.rl.oversampling import kept_tokens, samples_generator
 from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints, MovingReference
-from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, ages
+from lmm_r1.rl.rollouts import MadeRollout, Rollout
 from lmm_r1.rl.step import Learner, train_on
 from lmm_r1.rl.workers import KitPolicyActor
 from lmm_r1.scoring import Moment
@@ -61,7 +62,7 @@ class RLRun:
             models=models,
             engines=engines,
             prompts=prompts,
-            generator=KitSamplesGenerator.of(config, engines, leave_out=folder.leave_out),
+            generator=samples_generator(config, engines, leave_out=folder.leave_out),
             kl_weight=KLWeight(value=kl.init_coef, target=kl.target, horizon=kl.horizon),
             mismatch=Mismatch(config, unchecked=disagreeing),
         )
@@ -239,7 +240,13 @@ class RLRun:
 
     def _report_end(self, rollout: Rollout) -> None:
         """Print that the prompts ended before a step was full; raises UserError if the run made no step at all."""
-        why = self.learner.generator.why_dropped(rollout.dropped, overlong=rollout.overlong, refused=rollout.refused)
+        why = why_dropped(
+            self.learner.generator.group_filter,
+            rollout.dropped,
+            overlong=rollout.overlong,
+            refused=rollout.refused,
+            max_len=self.config.data.max_len,
+        )
         made, batch = len(rollout.groups), self.config.rollout.batch_size
         reason = f"the prompts are used up with {made} of the {batch} groups of step {self.step + 1}: {why}"
         if self.step == 0:

@@ -20,7 +20,7 @@ from lmm_r1.generation.media_store import fetch_pictures
 from lmm_r1.records.rollouts import SampledResponse, shown_messages
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation, Trackers, make_generation
-from lmm_r1.rl.groups import counts
+from lmm_r1.rl.filtering import counts
 from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.rl.samples import TrainingSample
 

@@ -53,7 +53,7 @@ from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.records.run_folder import STAGE_TITLES
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import estimator_named
-from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.filtering import GroupFilter
 from lmm_r1.rl.loop import RLRun, optimizer_steps
 from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models

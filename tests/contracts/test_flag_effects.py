@@ -32,11 +32,11 @@ from lmm_r1.errors import UserError
 from lmm_r1.report.curves import METRICS
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.batching import pass_limits
-from lmm_r1.rl.generator import group_settings
-from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.filtering import GroupFilter
 from lmm_r1.rl.loop import optimizer_steps
 from lmm_r1.rl.losses import LossSettings
 from lmm_r1.rl.outputs import _add_kl, add_advantages
+from lmm_r1.rl.rollouts import group_settings
 
 CPU = Offer(per_node=(), joined=False)
 ROOT = Path(__file__).resolve().parents[2]

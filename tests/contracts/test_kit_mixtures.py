@@ -1,6 +1,7 @@
 """Kits of mixtures of experts: the load-balancing loss, ZeRO-3, and shapes other than the tiny models'."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch

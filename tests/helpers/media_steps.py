@@ -28,8 +28,8 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.rl.batching import Pass
-from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.model_groups import hand_out
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 
 # Of Qwen2.5-VL: two frames of 14 x 14 pixels in three colours.
 PATCH = 3 * 2 * 14 * 14

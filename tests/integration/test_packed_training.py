@@ -26,8 +26,8 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl import outputs
-from lmm_r1.rl.generator import KitSamplesGenerator
-from lmm_r1.rl.outputs import ReferenceAhead
+from lmm_r1.rl.ahead import ReferenceAhead
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 from lmm_r1.rl.samples import TrainingSample
 
 pytestmark = pytest.mark.slow

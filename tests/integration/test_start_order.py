@@ -18,8 +18,8 @@ from lmm_r1.generation import ray_engines as engines
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl import run
-from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.model_groups import send_weights
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 
 GPUS = 2
 SETTINGS = GroupSettings(

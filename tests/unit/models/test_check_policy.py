@@ -33,8 +33,7 @@ def test_its_log_probs_are_the_actors(layout, tmp_path):
     assert banned, "what the rollout never samples has a part in every log-prob"
     policy = Policy.of(kit, actor.model, banned=banned, temperature=0.7)
     with torch.no_grad():
-        given = {"attention_mask": batch.attention_mask, "media": batch.media, "prompts": batch.prompts}
-        theirs = actor(batch.sequences, batch.action_mask, **given)
+        theirs = actor(batch.for_model)
         for logits in LOGITS:
             mine = policy.log_probs(batch, layout=layout, logits=logits)
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)

@@ -163,7 +163,9 @@ def test_a_packed_sequence_says_how_many_of_its_tokens_are_filler(kit_name, mult
     config = kit.load_config(str(tiny_checkpoint(kit_name)), trust_remote_code=False)
     samples = [ModelSample.of([5, 6, 7, 8, 9]), ModelSample.of([5, 6, 7])]
     wanted = stacked(samples, lambda sample: sample.loss_mask)
-    packed = pack_batch(kit, config, samples, wanted=wanted, share_prefix=False, fill=True, multiple_of=multiple)
+    packed = pack_batch(
+        kit, config, samples, wanted=wanted, share_prefix=False, fill=kit.takes_images, multiple_of=multiple
+    )
     assert packed.layout.length - packed.filler == 8
     assert packed.layout.length % multiple == 0
     assert packed.filled == (kit_name == "qwen2_5_vl")

@@ -21,8 +21,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.rl import model_groups
-from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
-from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
 
 BATCH = 2
 PATIENCE_S = 10.0

@@ -13,7 +13,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.rl.groups import ExperienceFilter, GroupFilter, counts, deviation, dropped_group, rewards_summary
+from lmm_r1.rl.filtering import ExperienceFilter, GroupFilter, counts, deviation, dropped_group, rewards_summary
 
 QUESTION = replace(row(message("user", "?"), answer="7"), location="rows.jsonl, line 4")
 

@@ -22,14 +22,14 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl import generator, model_groups
-from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
-from lmm_r1.rl.groups import GroupFilter, GroupsUnderWay, StartedGroup, kept_tokens
-from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.filtering import GroupFilter
+from lmm_r1.rl.oversampling import GroupsUnderWay, OversamplingGenerator, StartedGroup, kept_tokens, samples_generator
+from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
 
 BATCH = 2
 
 
-class Clock(KitSamplesGenerator):
+class Clock(OversamplingGenerator):
     """Groups that take as many ticks as `ticks` says of their rows, 1 where it says nothing; rows called `!...` are dropped."""
 
     ticks: Mapping[str, int] = {}
@@ -96,7 +96,7 @@ def scripted(tmp_path: Path, calls: list[str]) -> Callable[..., ScriptedTrainer]
         trainer.learnt, trainer.logged, trainer.saved = [], [], []
         trainer.prompts._order = list(range(len(trainer.prompts.rows)))
         trainer.prompts._order_of = lambda episode: list(range(len(trainer.prompts.rows)))
-        under_way = trainer.learner.generator.under_way
+        under_way = GroupsUnderWay(factor=1.5, most_held=config.rollout.oversample_max_held)
         trainer.learner.generator = Clock(config, [], group_settings(config), under_way=under_way)
         trainer.learner.generator.ticks = ticks or {}
         trainer.recorder = SimpleNamespace(step=lambda step, metrics, rollout: trainer.logged.append(metrics))
@@ -126,7 +126,6 @@ def test_a_group_may_be_held_over_as_often_as_the_user_says(scripted):
     # b is begun for the first step, and must be in the third.
     assert run.learnt == [["a", "c"], ["d", "e"], ["f", "b"], ["g", "h"]]
     assert [status["rollout/held_over_groups"] for status in run.logged] == [1, 1, 1, 0]
-    assert scripted("a b c d e f g h", ticks=ticks, rollout__oversample=1.0).learner.generator.under_way.used is False
 
 
 def test_of_a_stream_that_ends_every_prompt_is_used_once_in_each_episode(scripted):
@@ -234,3 +233,9 @@ def test_kept_tokens_are_those_of_earlier_weights():
     held = replace(sample, segments=(prompt, replace(generated, weights=(WeightSpan(2, 2), WeightSpan(3, 1)))))
     fresh = replace(sample, segments=(prompt, replace(generated, weights=(WeightSpan(3, 3),))))
     assert kept_tokens([held, fresh, held], updates=3) == 4
+
+
+@pytest.mark.parametrize(("oversample", "kind"), [(1.0, KitSamplesGenerator), (1.25, OversamplingGenerator)])
+def test_groups_are_generated_in_excess_where_the_flag_says_so(oversample, kind):
+    config = small_run(prompts=BATCH, rollout__oversample=oversample)
+    assert type(samples_generator(config, [], leave_out=print)) is kind

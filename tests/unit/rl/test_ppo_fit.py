@@ -17,10 +17,9 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
-from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.filtering import GroupFilter
 from lmm_r1.rl.loop import RLRun
-from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 

@@ -16,8 +16,8 @@ from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
 from lmm_r1.generation.media_store import put_pictures
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, read_rollouts
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.records import Recorder, recorded_samples
+from lmm_r1.rl.rollouts import KitSamplesGenerator, group_settings
 
 ROW = row(message("user", picture(8, 6), "?"), answer="2")
 CUT = Cut(picture=0, name="original_image", box=(2, 0, 6, 6), size=(8, 6))

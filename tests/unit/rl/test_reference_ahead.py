@@ -10,8 +10,8 @@ from helpers.rl_steps import PlayedGroup, group, sample
 from helpers.samples import media_ref
 
 from lmm_r1.rl import outputs
+from lmm_r1.rl.ahead import ReferenceAhead
 from lmm_r1.rl.batching import Pass, PassLimits
-from lmm_r1.rl.outputs import ReferenceAhead
 from lmm_r1.rl.samples import TrainingSample
 
 MEDIA = {"image": 1000.0, "other": 2000.0}

@@ -31,11 +31,11 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
 from lmm_r1.rl import loop, run
-from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models, hand_out, update_models
 from lmm_r1.rl.outputs import shape_rewards
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints
+from lmm_r1.rl.rollouts import KitSamplesGenerator, group_settings
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
 from lmm_r1.scoring import Moment
 from lmm_r1.train.start import blended_rows

@@ -17,12 +17,11 @@ from lmm_r1.data.sample import Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings, SampledGroup
-from lmm_r1.rl.generator import KitSamplesGenerator
-from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.filtering import GroupFilter
 from lmm_r1.rl.losses import PolicyPass
 from lmm_r1.rl.mismatch import ROWS_WITH
 from lmm_r1.rl.model_groups import worker_errors
-from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 from remote_rm.client import RewardUnavailable
@@ -282,7 +281,9 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
             asked.append(settings)
             return super().generate(rows, settings)
 
-    args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False, speculative_tokens=0))
+    args = SimpleNamespace(
+        vllm=SimpleNamespace(enable_sleep=False, speculative_tokens=0), logger=SimpleNamespace(rollouts_per_step=0)
+    )
     weights = part_weights(RewardConfig(part_weights='{"accuracy": {"from": 1, "to": 0, "steps": 4}}'))
     generator = Asked(args, [], SETTINGS, part_weights=weights)
     item = row(message("user", "?"), answer="a")

@@ -8,7 +8,7 @@ import pytest
 import ray
 from helpers.conversations import message, row
 
-from lmm_r1.rl.generator import silence_watch
+from lmm_r1.rl.rollouts import silence_watch
 
 ROWS = [replace(row(message("user", "?")), location=f"rows.jsonl, line {line}") for line in range(1, 13)]
 

@@ -6,8 +6,8 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl.generator import group_settings
 from lmm_r1.rl.loop import optimizer_steps, total_steps
+from lmm_r1.rl.rollouts import group_settings
 
 
 def config(**changes: object) -> PPOConfig:

@@ -13,6 +13,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.errors import UserError
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun
 
 
@@ -24,8 +25,9 @@ class Engine(PlayedEngine):
         self.weight = torch.tensor(1.0, requires_grad=True)
         self.module = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()))
 
-    def __call__(self, sequences: torch.Tensor, **given: object) -> torch.Tensor:
-        return self.weight * (sequences[:, 5] - ord("a"))
+    def __call__(self, samples: list[ModelSample], *, of_samples: bool, **given: object) -> torch.Tensor:
+        assert of_samples
+        return self.weight * (torch.stack([sample.token_ids[5] for sample in samples]) - ord("a"))
 
 
 def pair(chosen: str, rejected: str, **judged: object) -> PreferenceRow:
@@ -66,6 +68,7 @@ def test_a_response_ends_with_its_end_token_where_it_is_scored():
     assert sample.chosen.loss_mask == [False] * 5 + [True] * 3
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_batch_knows_margins_scores_and_what_stands_before_a_response():
     first, second = samples(pair("ab", "c", margin=0.5), pair("b", "cd", chosen_score=2.0, rejected_score=-1.0))
     batch = rm_run().collate([first, second, second.filler])

@@ -18,7 +18,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.records.rollouts import read_rollouts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
-from lmm_r1.rl.groups import dropped_group
+from lmm_r1.rl.filtering import dropped_group
 from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.rl.run import workers_strategy

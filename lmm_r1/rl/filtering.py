@@ -1,24 +1,93 @@
-"""Which groups a step trains on: filters, and groups that are generated in excess."""
+"""Which groups a step trains on: by their rewards, and by a user's function."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
 from lmm_r1.config import PPOConfig
-from lmm_r1.data.messages import Row
+from lmm_r1.config.ppo import FILTER_NAME
 from lmm_r1.data.sample import Sample
-from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import advice, failure, find_user_function, module_of
+from lmm_r1.files.user_process import FunctionFailed, Served, Steps, UserProcess, called
 from lmm_r1.records.rollouts import DropReason
 from lmm_r1.rl.advantages import group_deviations
-from lmm_r1.rl.experience_filter import ExperienceFilter
+
+FLAG = "--algo.experience_filter"
+
+
+class ExperienceFilter:
+    """The user's function `FILE.py:NAME?option=value`, called with the samples of one group at a time.
+
+    Each sample is a dict of plain values: prompt (messages as JSON), response, label, datasource, location, reward,
+    score, parts, response_length, truncated, masked, step.
+    """
+
+    def __init__(self, spec: str) -> None:
+        """Import the file; raises UserError if it has no such function."""
+        self.spec = spec
+        self._process = UserProcess(partial(_served, spec), what=f"{FLAG} {spec}")
+
+    def __call__(self, group: Sequence[Sample], *, step: int | None) -> list[bool]:
+        """Return for each sample whether it is kept; raises UserError, with the file's line, if the function fails.
+
+        Args:
+            step: the step that trains on the group.
+        """
+        return self._process.ask([_shown(sample, step=step) for sample in group]).answer.result()
+
+
+def _served(spec: str) -> Served:
+    """Return a filter as its process serves it; raises UserError if the file has no such function."""
+    function = find_user_function(spec, default=FILTER_NAME, flag=FLAG)
+
+    def answer(samples: Sequence[Mapping[str, object]]) -> Steps:
+        group = f"for the group of {samples[0]['location']}"
+        count = len(samples)
+        try:
+            reply = yield from called(function, samples)
+        except BaseException as error:  # the user's own code, which may raise anything
+            place, said = failure(error, modules=(module_of(FILTER_NAME),))
+            raise FunctionFailed(f"{FLAG}{place or f' {spec}'}: it raised {said}, {group}{advice(error)}") from error
+        if isinstance(reply, bool):
+            return [reply] * count
+        kept = reply.tolist() if hasattr(reply, "tolist") else reply
+        if not isinstance(kept, list | tuple) or len(kept) != count or any(type(its) is not bool for its in kept):
+            raise UserError(
+                f"{FLAG} {spec}: it returned {str(reply)[:200]} {group}; return True or False for the whole group, "
+                f"or a list of {count} of them, one for each sample"
+            )
+        return list(kept)
+
+    return Served(answer=answer)
+
+
+def _shown(sample: Sample, *, step: int | None) -> dict[str, object]:
+    """Return a copy of a sample as plain values for the user's function."""
+    score = sample.scored
+    return {
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "label": sample.label,
+        "datasource": sample.row.datasource,
+        "location": sample.row.location,
+        "reward": score.reward,
+        "score": score.score,
+        "parts": dict(score.parts),
+        "response_length": sample.generated_tokens,
+        "truncated": sample.truncated,
+        "masked": sample.masked,
+        "step": step,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +202,6 @@ class GroupFilter:
         )
 
 
-KEEPS_ALL = GroupFilter()
-
-
 def deviation(samples: Sequence[Sample]) -> float:
     """Return the standard deviation of samples' rewards, 0 for equal rewards and for a single one."""
     return float(group_deviations(torch.tensor([[sample.scored.reward for sample in samples]], dtype=torch.double)))
@@ -175,104 +241,83 @@ def rewards_summary(dropped: Sequence[DroppedGroup]) -> str:
     return ", ".join(phrases)
 
 
-_UNDER_WAY = "under_way"
+@dataclass(kw_only=True)
+class Gathered:
+    """The groups of a step so far."""
 
-
-@dataclass(kw_only=True, eq=False)
-class StartedGroup:
-    """A group that an engine has started and no rollout has taken."""
-
-    row: Row
-    place: int
-    """The place of its row among the run's rows."""
-    engine: int
-    """The engine that generates it."""
-    ref: Any
-    """The reference to the engine's answer."""
-    held_over: int = 0
-    """How many rollouts have ended without it."""
-    samples: list[Sample] | None = None
-    """None until the group has finished."""
-
-
-class GroupsUnderWay:
-    """The groups that were started and not taken, in the order of their start.
-
-    A rollout starts more groups than it takes. Groups of short responses finish first and are taken first. Groups of long
-    responses continue, and the next rollouts take them. None is lost: a rollout waits for a group that was held over
-    `most_held` times.
-    """
-
-    def __init__(self, *, factor: float, most_held: int) -> None:
-        """Args: factor: groups under way at the same time, as a multiple of a step's groups, 1 to 2."""
-        assert 1 <= factor <= 2, "with more, the next step would have no room for all groups that it must take"
-        self.factor = factor
-        self.most_held = most_held
-        self.groups: list[StartedGroup] = []
-        # The places of rows that were under way when the last session ended; this one starts with them.
-        self._again: deque[int] = deque()
+    count: int
+    """Groups that fill it."""
+    filter: GroupFilter
+    recorded: int
+    """Of how many samples of dropped groups there are records, at most; one group may exceed it."""
+    groups: list[list[Sample]] = field(default_factory=list)
+    dropped: list[DroppedGroup] = field(default_factory=list)
+    overlong: int = 0
+    refused: int = 0
+    """Prompts that cannot be encoded."""
+    in_vain: int = 0
+    """Prompts since the last one whose group is trained on."""
+    asked: int = 0
+    """Prompts taken so far."""
 
     @property
-    def used(self) -> bool:
-        """Whether rollouts start more groups than they take."""
-        return self.factor > 1
+    def missing(self) -> int:
+        return self.count - len(self.groups)
 
     @property
-    def unfinished(self) -> list[StartedGroup]:
-        """The groups that engines are generating."""
-        return [group for group in self.groups if group.samples is None]
+    def room(self) -> int:
+        """How many more prompts the step may take."""
+        return self.filter.max_batches * self.count - self.asked if self.filter.max_batches else sys.maxsize
 
-    def available(self, prompts: PromptStream, *, batch: int) -> int:
-        """Return how many groups rollouts of `batch` groups can still take in total."""
-        return len(self.groups) + len(self._again) + prompts.left(batch=batch)
+    def add(self, group: list[Sample], *, refused: bool, step: int | None) -> None:
+        """Count a group, and add it to those that are trained on or to those that are dropped.
 
-    def next_rows(self, prompts: PromptStream, *, batch: int, taken: int) -> list[tuple[int, Row]]:
-        """Return the (place, row) of the groups to start now, in a rollout of `batch` groups that has taken some."""
-        wanted = self.target(batch) - taken - len(self.groups)
-        found: list[tuple[int, Row]] = []
-        while self._again and len(found) < wanted:
-            place = self._again.popleft()
-            found.append((place, prompts.rows[place]))
-        while len(found) < wanted and (rows := prompts.take_of_batches(wanted - len(found), batch=batch)):
-            found.extend(zip(prompts.taken, rows, strict=True))
-        return found
-
-    def target(self, batch: int) -> int:
-        """Return how many groups of a rollout are taken or under way at the same time: 1.25 times 6 gives 8."""
-        # Round first: 1.1 times 10 must give 11, not 12.
-        return math.ceil(round(self.factor * batch, 6))
-
-    def take(self, *, room: int) -> StartedGroup | None:
-        """Return the oldest finished group for a rollout with room for `room` more; None if it must wait.
-
-        Room is kept for groups that must be in this rollout.
+        Args:
+            group: empty for a prompt that leaves no room for a response.
+            refused: whether it is empty because its prompt cannot be encoded.
+            step: the step that trains on it.
         """
-        due = [group for group in self.groups if group.held_over >= self.most_held]
-        for group in due if room <= len(due) else self.groups:
-            if group.samples is not None and room > 0:
-                self.groups.remove(group)
-                return group
-        return None
+        self.in_vain += 1
+        if not group:
+            self.refused += refused
+            self.overlong += not refused
+            return
+        judged = self.filter.judged(group, step=step)
+        if isinstance(judged, str):
+            kept = sum(len(one.samples) for one in self.dropped)
+            has_place = self.recorded > 0 and (kept == 0 or kept + len(group) <= self.recorded)
+            self.dropped.append(dropped_group(group, judged, recorded=has_place))
+        else:
+            self.groups.append(judged)
+            self.in_vain = 0
 
-    def end_rollout(self) -> None:
-        """Hold over the groups that were not taken."""
-        for group in self.groups:
-            group.held_over += 1
+    def check(self, *, rows: int, max_len: int) -> None:
+        """Raise UserError if the step cannot be filled.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`; empty if no group is under way."""
-        places = [group.place for group in self.groups] + list(self._again)
-        return {_UNDER_WAY: places} if places else {}
+        Args:
+            rows: prompts of an episode.
+        """
+        in_vain, asked, count = self.in_vain, self.asked, self.count
+        if in_vain < rows and (not self.missing or self.room):
+            return
+        why = why_dropped(self.filter, self.dropped, overlong=self.overlong, refused=self.refused, max_len=max_len)
+        if in_vain >= rows:
+            raise UserError(f"none of the last {in_vain} prompts, a whole episode, gave a group to train on: {why}")
+        raise UserError(
+            f"{asked} prompts, --algo.dynamic_filtering_max_batches {self.filter.max_batches} times "
+            f"--rollout.batch_size, gave {len(self.groups)} of the {count} groups of a step: {why}"
+        )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the groups again first that were under way when the state was saved."""
-        self.groups, self._again = [], deque(state.get(_UNDER_WAY, ()))
 
-
-def kept_tokens(samples: Iterable[Sample], *, updates: int) -> int:
-    """Return how many of the samples' tokens were generated in earlier rollouts.
-
-    Args:
-        updates: how many updates the policy had before the step.
-    """
-    return sum(span.tokens for sample in samples for span in sample.weights if span.version < updates)
+def why_dropped(
+    group_filter: GroupFilter, dropped: Sequence[DroppedGroup], *, overlong: int, refused: int, max_len: int
+) -> str:
+    """Return why a step's groups were dropped, which rewards they had, and what to do about it."""
+    phrases = [group_filter.why(reason, count) for reason, count in counts(dropped).items()]
+    if overlong:
+        phrases.append((f"{overlong} prompts left no room for a response", f"raise --data.max_len {max_len}"))
+    if refused:
+        phrases.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
+    reasons = ", and ".join(reason for reason, _ in phrases)
+    rewards = [f"of the dropped groups' rewards, {rewards_summary(dropped)}"] if dropped else []
+    return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in phrases)])
