@@ -251,7 +251,7 @@ def _responder(
 ) -> Responder:
     backend = BACKENDS[config.eval_task]
     if config.engines > 1:
-        from lmm_r1.generation.ray_engines import RayEngines
+        from lmm_r1.batch.ray_engines import RayEngines
 
         return RayEngines(backend, path, settings, count=config.engines, episodes=episodes)
     return playing(make_engine(backend, path, settings), episodes)

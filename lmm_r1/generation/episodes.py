@@ -26,7 +26,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import with_image_ids
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole
-from lmm_r1.generation.request import Request, TurnPieces, TurnSettings, as_asked
+from lmm_r1.generation.request import Request
+from lmm_r1.generation.turns import TurnPieces, TurnSettings, as_asked
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import encode_row, encode_turn, without_end
 from remote_rm.responses import turns_kept

@@ -22,7 +22,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings, Opening
-from lmm_r1.generation.request import EngineWeights, Request, as_asked
+from lmm_r1.generation.request import EngineWeights, Request
+from lmm_r1.generation.turns import as_asked
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -1,54 +1,30 @@
-"""Engines in Ray actors: those of a training run and those of batch inference."""
+"""The engines of a run, in Ray actors."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
-import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError
 
 from lmm_r1 import cpu, dotted, quiet
-from lmm_r1.agents.environment import Episode
-from lmm_r1.agents.openrlhf_agent import ExecutorAgent, load_agent
-from lmm_r1.agents.registry import load_environment
-from lmm_r1.cluster import nodes
-from lmm_r1.cluster.worker_processes import worker_runtime
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.checks import agent_options
-from lmm_r1.config.ppo import AgentConfig, RewardConfig
+from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.rewards import GivenFunctions
-from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample
-from lmm_r1.errors import UserError
 from lmm_r1.generation import media_store
+from lmm_r1.generation.branching import AgentSpec
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import (
-    Backend,
-    EngineSettings,
-    EpisodeSettings,
-    Outcome,
-    SamplingSettings,
     TokenEngine,
-    make_engine,
-    playing,
-    prepare_process,
 )
 from lmm_r1.generation.engine_arguments import Guesses, engine_arguments, guesses_so_far
-from lmm_r1.generation.episodes import EpisodeRollout, episode_seed
-from lmm_r1.generation.executors import ExecutorRollout
-from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, RefusedPrompt, SampledGroup
+from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt, SampledGroup
 from lmm_r1.generation.request import EngineWeights, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
@@ -59,128 +35,11 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.scoring.sources import make_scorer
 
 if TYPE_CHECKING:
-    from lmm_r1.generation.episodes import _Play
+    pass
 
 logger = logging.getLogger(__name__)
-# Chance that the branches part before a turn where no turn is asked for.
-PARTING = 0.5
-
-
-@dataclass(kw_only=True)
-class _Fork:
-    """The point at which the branches of a trunk diverge."""
-
-    passed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the branches have parted, or the trunk has ended before."""
-    copies: list[tuple[Episode | None, _Play]] = field(default_factory=list)
-    """What the other branches go on from, until they take it; stays empty where the trunk ends before."""
-
-
-class BranchingRollout(EpisodeRollout):
-    """Generates groups of episodes of which `GroupSettings.branches` at a time have their first turns in common.
-
-    What they have in common are the same ids, segments and media. Where a trunk ends before its branches part, the
-    others are played from the prompt on, so that a group is always whole.
-    """
-
-    async def sampled(
-        self, engine: TokenEngine, opening: Opening, settings: GroupSettings
-    ) -> AsyncGenerator[Sample, None]:
-        """Yield the group's episodes, without rewards, as they end; raises UserError also where one cannot be copied."""
-        if settings.branches == 1:
-            async with aclosing(super().sampled(engine, opening, settings)) as samples:
-                async for sample in samples:
-                    yield sample
-            return
-        count, branches = settings.sampling.n_samples, settings.branches
-        forks = [_Fork() for _ in range(0, count, branches)]
-        tasks = []
-        for number in range(count):
-            goes_on = self._branch if number % branches else self._trunk
-            made = goes_on(engine, opening, settings, number=number, fork=forks[number // branches])
-            tasks.append(asyncio.create_task(made))
-        try:
-            async with aclosing(self._as_they_end(tasks)) as samples:
-                async for sample in samples:
-                    yield sample
-        finally:
-            for fork in forks:
-                for episode, played in fork.copies:
-                    await self._closed(episode, played)
-
-    async def _trunk(
-        self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int, fork: _Fork
-    ) -> Sample:
-        """Play an episode, and start the other branches of its tree where they diverge; it is one of them."""
-        seed = episode_seed(opening, settings, number=number)
-        draw = random.Random(seed)
-        episode, play = self._begun(opening, seed=seed, number=number)
-
-        def part() -> None:
-            if fork.passed.is_set() or not self._part_before(play.turns, draw):
-                return
-            for _ in range(settings.branches - 1):
-                fork.copies.append((self._copied(episode, opening), play.branched()))
-            fork.passed.set()
-
-        try:
-            return await self._played(engine, episode, play, settings, before_turn=part)
-        finally:
-            fork.passed.set()
-
-    async def _branch(
-        self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int, fork: _Fork
-    ) -> Sample:
-        await fork.passed.wait()
-        if not fork.copies:
-            return await self._episode(engine, opening, settings, number=number)
-        episode, play = fork.copies.pop()
-        play.number = number
-        return await self._played(engine, episode, play, settings)
-
-    def _part_before(self, turn: int, draw: random.Random) -> bool:
-        if self.limits.branch_turn is not None:
-            return turn == self.limits.branch_turn
-        return turn > 0 and (turn == self.limits.max_turns - 1 or draw.random() < PARTING)
-
-    def _copied(self, episode: Episode | None, opening: Opening) -> Episode | None:
-        try:
-            return None if episode is None else episode.branch()
-        except Exception as error:  # the user's own code, and what `copy` meets in it, which may raise anything
-            raise UserError(
-                f"{self._place_of(opening.row)}: its episodes cannot branch, as one cannot be copied ({error}); give them a "
-                "method `branch` that returns a copy, or leave --agent.branches out"
-            ) from error
-
-
 # Threads that encode prompts and what environments show, on GPUs; each has a processor of its own.
 ENCODERS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentSpec:
-    """Which environment answers the policy's turns, and how far its episodes go."""
-
-    name: str | None
-    """As `--train.agent` has it; None where there is a file in OpenRLHF's form."""
-    func_path: str | None = None
-    """As `--train.agent_func_path` has it."""
-    settings: AgentConfig
-
-    def rollout(self, **room: Any) -> EpisodeRollout:
-        """Return what plays its episodes; raises UserError where the environment cannot be made.
-
-        Args:
-            room: what a `GroupRollout` takes.
-        """
-        if self.func_path is None:
-            assert self.name is not None, "one of the two is given"
-            environment = load_environment(self.name, options=agent_options(self.settings))
-            return BranchingRollout(environment=environment, limits=self.settings, **room)
-        agent = load_agent(self.func_path)
-        if isinstance(agent, ExecutorAgent):
-            return ExecutorRollout(environment=agent, limits=self.settings, **room)
-        return BranchingRollout(environment=agent, limits=self.settings, **room)
 
 
 class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
@@ -306,95 +165,6 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
 
 
 RolloutActor = ray.remote(KitRolloutActor)
-
-
-# Rows that an engine gets at a time; it has two such shares, so that it need not wait for the next.
-SHARE_ROWS = 32
-SHARES_PER_ENGINE = 2
-
-
-class _EngineActor:
-    def load(self, backend: Backend, path: str, settings: EngineSettings, episodes: EpisodeSettings | None) -> None:
-        """Load the engine; not in the constructor, whose errors Ray hands on without their type."""
-        prepare_process()
-        self.engine = playing(make_engine(backend, path, settings), episodes)
-
-    def respond(self, rows: list[tuple[int, Row]], sampling: SamplingSettings) -> list[Outcome]:
-        return list(self.engine.respond(rows, sampling))
-
-
-class RayEngines:
-    """An engine that hands shares of its rows to several others."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        path: str,
-        settings: EngineSettings,
-        *,
-        count: int,
-        episodes: EpisodeSettings | None = None,
-    ) -> None:
-        nodes.follow_cluster()
-        _start_ray(count=count)
-        actor = ray.remote(_EngineActor)
-        gpus = settings.tensor_parallel_size if cpu.has_cuda() else 0
-        self._actors = [actor.options(num_gpus=gpus, num_cpus=1).remote() for _ in range(count)]
-        # Engines that sample must not all draw the same numbers.
-        seeds = (settings.seed + number for number in range(count))
-        ray.get(
-            [
-                actor.load.remote(backend, path, replace(settings, seed=seed), episodes)
-                for actor, seed in zip(self._actors, seeds, strict=True)
-            ]
-        )
-
-    def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
-        """Yield how each (index, row) went, share by share."""
-        source = iter(rows)
-        running: dict[Any, Any] = {}
-
-        def give(actor: Any) -> None:
-            if share := list(itertools.islice(source, SHARE_ROWS)):
-                running[actor.respond.remote(share, sampling)] = actor
-
-        for actor in self._actors * SHARES_PER_ENGINE:
-            give(actor)
-        while running:
-            [done], _ = ray.wait(list(running), num_returns=1)
-            actor = running.pop(done)
-            give(actor)
-            try:
-                yield from ray.get(done)
-            except RayActorError as error:
-                raise UserError(
-                    "an engine's process died, perhaps for lack of memory; what was finished before is written: run the "
-                    f"same command again, with fewer --engines if need be ({str(error).splitlines()[0]})"
-                ) from error
-
-    def close(self) -> None:
-        """End the engines' processes."""
-        for actor in self._actors:
-            ray.kill(actor)
-        ray.shutdown()
-
-
-def _start_ray(*, count: int) -> None:
-    cores = os.cpu_count() or 1
-    environment = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        **cpu.worker_environment(),
-        **limits_environment(),
-        **({} if nodes.joins() else nodes.LOOPBACK_ENVIRONMENT),
-        # Engines that run at the same time share the cores: each taking all of them is several times slower.
-        **({} if cpu.has_cuda() else {"OMP_NUM_THREADS": str(max(1, cores // count))}),
-    }
-    arguments: dict[str, object] = {"runtime_env": worker_runtime(environment), "log_to_driver": False}
-    if not nodes.joins():
-        arguments["include_dashboard"] = False
-        if not cpu.has_cuda():
-            arguments["num_cpus"] = max(cores, count)
-    nodes.connect(**arguments)
 
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -20,9 +20,9 @@ from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
+from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.generation.ray_engines import BranchingRollout
 from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
 from lmm_r1.rl.samples import TrainingSample
 

@@ -10,7 +10,8 @@ from helpers.scripted_engines import CountingEngine
 
 from lmm_r1.data.sample import Segment, WeightSpan
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.request import EngineWeights, Request, Response, first_tokens, sampling_params, tokens_under_way
+from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params, tokens_under_way
+from lmm_r1.generation.turns import first_tokens
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
 

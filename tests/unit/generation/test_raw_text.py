@@ -15,7 +15,8 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
-from lmm_r1.generation.request import LOGIT_BIASES, as_asked, sampling_params
+from lmm_r1.generation.request import sampling_params
+from lmm_r1.generation.turns import LOGIT_BIASES, as_asked
 from lmm_r1.rl.rollouts import with_all_logs
 
 PROMPT = row(message("user", "1+1?"), answer="2")

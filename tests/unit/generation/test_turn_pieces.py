@@ -8,7 +8,8 @@ from lmm_r1.agents.environment import TurnOptions
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.sample import Segment
 from lmm_r1.errors import UserError
-from lmm_r1.generation.request import Response, TurnPieces, TurnSettings, tokens_before
+from lmm_r1.generation.request import Response
+from lmm_r1.generation.turns import TurnPieces, TurnSettings, tokens_before
 
 END = 1
 # A token of two characters, the first of which is not part of the end of a thought.

@@ -21,7 +21,7 @@ from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl import generator, model_groups
+from lmm_r1.rl import model_groups, oversampling
 from lmm_r1.rl.filtering import GroupFilter
 from lmm_r1.rl.oversampling import GroupsUnderWay, OversamplingGenerator, StartedGroup, kept_tokens, samples_generator
 from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
@@ -77,7 +77,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What all engines are asked for, in order."""
     asked: list[str] = []
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
-    for module in (generator, model_groups):
+    for module in (oversampling, model_groups):
         monkeypatch.setattr(module, "batch_vllm_engine_call", lambda engines, name: asked.append(name))
     play_steps(monkeypatch)
     return asked

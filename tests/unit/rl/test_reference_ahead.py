@@ -9,7 +9,7 @@ import torch
 from helpers.rl_steps import PlayedGroup, group, sample
 from helpers.samples import media_ref
 
-from lmm_r1.rl import outputs
+from lmm_r1.rl import ahead as outputs
 from lmm_r1.rl.ahead import ReferenceAhead
 from lmm_r1.rl.batching import Pass, PassLimits
 from lmm_r1.rl.samples import TrainingSample
