@@ -224,7 +224,7 @@ class Checks:
                 theirs = self.stock.model(**batch).logits.log_softmax(-1)[0, :-1]
             wanted = theirs.gather(-1, torch.tensor(sample.prompt)[1:, None])[:, 0]
             with torch.no_grad():
-                ours = self.stock([ModelSample.of(sample.prompt, sample.media)])[0]
+                ours = self.stock([ModelSample.whole(sample.prompt, sample.media)])[0]
             _require(largest([ours], [wanted]), "log-probs differ from those of transformers' own forward")
 
     def _check_images_count(self) -> None:
@@ -246,7 +246,7 @@ class Checks:
         rows = []
         for sample in (first, second):
             with torch.no_grad():
-                rows.append(self.stock([ModelSample.of([*sample.prompt, *sample.response], sample.media)])[0])
+                rows.append(self.stock([ModelSample.whole([*sample.prompt, *sample.response], sample.media)])[0])
         off = largest([rows[0][: shared - 1]], [rows[1][: shared - 1]])
         _require(off, "a prompt attends to its response: log-probs of the prompt differ")
 

@@ -57,7 +57,7 @@ class MeasuredCurriculum:
     def load(self, solved: Sequence[float]) -> None:
         """Continue from `solved` of a stopped run."""
         assert len(solved) == len(self.solved), "the run's rows are those of its checkpoints"
-        self.solved = np.array(solved)
+        self.solved[:] = solved
 
     def ordered(self, shuffled: Sequence[int], draw: random.Random) -> list[int]:
         """Return the indices of the prompts of an episode, N, given a shuffled order of all of them.

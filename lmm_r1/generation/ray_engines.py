@@ -29,7 +29,7 @@ from lmm_r1.generation.request import EngineWeights, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
-from lmm_r1.host.openrlhf import RolloutRayActor, batch_vllm_engine_call
+from lmm_r1.host.openrlhf import RolloutRayActor
 from lmm_r1.host.workers import Reservation, reserve
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.scoring.sources import make_scorer
@@ -232,7 +232,7 @@ def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
     # A call is answered when the constructor, which loads the model and sets the cache up, is through.
     ray.get([engine.__ray_ready__.remote() for engine in engines])
     if config.vllm.enable_sleep:
-        batch_vllm_engine_call(engines, "sleep")
+        ray.get([engine.sleep.remote() for engine in engines])
 
 
 def _share_of_memory(config: PPOConfig) -> float:

@@ -16,7 +16,6 @@ from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import in_worker
-from lmm_r1.host.openrlhf import batch_vllm_engine_call
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.models.image_features import FeatureCounts
@@ -151,25 +150,25 @@ def send_weights(policy: WorkerGroup, engines: Sequence[Any], config: PPOConfig)
     """
     partial = config.train.partial_rollout_enable
     if partial:
-        batch_vllm_engine_call(engines, "pause_generation")
+        ray.get([engine.pause_generation.remote() for engine in engines])
     if config.vllm.enable_sleep:
-        batch_vllm_engine_call(engines, "wake_up", tags=["weights"])
+        ray.get([engine.wake_up.remote(tags=["weights"]) for engine in engines])
     ask(policy, KitPolicyActor.broadcast_to_vllm)
     if partial:
         # Do not resume after a failure: the engines may hold a mix of old and new weights.
-        batch_vllm_engine_call(engines, "resume_generation")
+        ray.get([engine.resume_generation.remote() for engine in engines])
 
 
 def wake(engines: Sequence[Any], config: PPOConfig) -> None:
     """Give sleeping engines their memory back; engines that woke up for new weights get that of their KV cache."""
     if config.vllm.enable_sleep:
-        batch_vllm_engine_call(engines, "wake_up")
+        ray.get([engine.wake_up.remote() for engine in engines])
 
 
 def sleep(engines: Sequence[Any], config: PPOConfig) -> None:
     """Free the engines' memory while the models train."""
     if config.vllm.enable_sleep:
-        batch_vllm_engine_call(engines, "sleep")
+        ray.get([engine.sleep.remote() for engine in engines])
 
 
 def updates_made(models: Models) -> list[int]:

@@ -17,7 +17,6 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.host.openrlhf import batch_vllm_engine_call
 from lmm_r1.rl.filtering import Gathered, GroupFilter
 from lmm_r1.rl.model_groups import worker_errors
 from lmm_r1.rl.rollouts import KitSamplesGenerator, group_settings, silence_watch, solve_rate
@@ -119,8 +118,9 @@ class OversamplingGenerator(KitSamplesGenerator):
 
     def __init__(self, config: PPOConfig, *given: Any, under_way: GroupsUnderWay | None = None, **named: Any) -> None:
         super().__init__(config, *given, **named)
-        rollout = config.rollout
-        self.under_way = under_way or GroupsUnderWay(factor=rollout.oversample, most_held=rollout.oversample_max_held)
+        self.under_way = under_way or GroupsUnderWay(
+            factor=config.rollout.oversample, most_held=config.rollout.oversample_max_held
+        )
         self._held_up = False
 
     @property
@@ -132,7 +132,7 @@ class OversamplingGenerator(KitSamplesGenerator):
         """Say whether `count` groups are left for a rollout, in the stream or under way."""
         return self.under_way.available(prompts, batch=count) >= count
 
-    def position(self, prompts: PromptStream) -> dict[str, Any]:
+    def position(self, prompts: PromptStream) -> Mapping[str, Any]:
         """Return the place in the prompts after what was generated, with the groups that are not finished."""
         return {**super().position(prompts), **self.under_way.state_dict()}
 
@@ -146,11 +146,11 @@ class OversamplingGenerator(KitSamplesGenerator):
         """Let the engines generate within the block; groups that are held over for the next rollout continue."""
         with super()._awake():
             if self._held_up:
-                batch_vllm_engine_call(self.vllm_engines, "resume_generation")
+                ray.get([engine.resume_generation.remote() for engine in self.vllm_engines])
                 self._held_up = False
             yield
             if self.under_way.unfinished:
-                batch_vllm_engine_call(self.vllm_engines, "pause_generation")
+                ray.get([engine.pause_generation.remote() for engine in self.vllm_engines])
                 self._held_up = True
 
     def _gather(

@@ -203,7 +203,7 @@ class KitSamplesGenerator:
         """Say whether `count` groups are left for a rollout; may begin the next episode."""
         return prompts.has(count)
 
-    def position(self, prompts: PromptStream) -> dict[str, Any]:
+    def position(self, prompts: PromptStream) -> Mapping[str, Any]:
         """Return the place in the prompts after what was generated."""
         return prompts.state_dict()
 

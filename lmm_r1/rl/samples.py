@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from lmm_r1.data.sample import Sample, SampleMedia, SentMedia
+from lmm_r1.data.sample import Sample, SentMedia
 from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.rl.mismatch import ROWS_WITH, Modality, modality_of
 
 
 @dataclass(kw_only=True, eq=False)
-class TrainingSample:
-    """A sample of L tokens; a tensor of A = L - 1 entries is about the token after each but the last."""
+class TrainingSample(ModelSample):
+    """A sample that is trained on; a tensor of A = L - 1 entries is about the token after each but the last."""
 
     place: int
     """Its place in the rollout."""
@@ -23,17 +23,13 @@ class TrainingSample:
     """The number of its prompt in the rollout: samples of a group share prompt and media."""
     location: str
     """Where its row comes from, for errors."""
-    token_ids: torch.Tensor
-    """(L,)."""
     prompt_tokens: int
     """How many of its first tokens are the prompt's, those of its images included."""
-    loss_mask: torch.Tensor
-    """(A,), whether the token is in the loss."""
     turns: torch.Tensor
     """(A,), the number of the policy's turn from 0; -1 for tokens that the policy did not generate."""
     engine_log_probs: torch.Tensor | None
     """(A,), those that the engine sampled by."""
-    media: SentMedia
+    media: SentMedia  # type: ignore[assignment]  # workers fetch it
     columns: Mapping[str, Any]
     """Of the row's record."""
     modality: Modality
@@ -111,13 +107,3 @@ class TrainingSample:
         }
         kept = tuple(item for item in self.media or () if item.start < prompt)
         return replace(self, **cut, media=kept or None)
-
-    def for_model(self, media: SampleMedia) -> ModelSample:
-        """Return what a model computes of it, with its media fetched."""
-        return ModelSample(
-            token_ids=self.token_ids,
-            loss_mask=self.loss_mask,
-            media=media,
-            group=self.group,
-            prompt_tokens=self.prompt_tokens,
-        )

@@ -128,7 +128,7 @@ class ModelWorker(BaseModelActor):
             settings: further arguments of its `forward`.
         """
         media = media_store.fetched([sample.media for sample in samples])
-        given = [sample.for_model(items) for sample, items in zip(samples, media, strict=True)]
+        given = [replace(sample, media=items) for sample, items in zip(samples, media, strict=True)]  # type: ignore[arg-type]
         return self.model(given, ring_attn_group=self.strategy.ring_attn_group, **settings)
 
     def take_feature_counts(self) -> FeatureCounts:

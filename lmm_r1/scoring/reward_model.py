@@ -210,7 +210,7 @@ class RewardModel:
         return response.removesuffix(ending), ending
 
     def _forward(self, samples: Sequence[EncodedSample]) -> list[float]:
-        given = [ModelSample.of(sample.token_ids, sample.media) for sample in samples]
+        given = [ModelSample.whole(sample.token_ids, sample.media) for sample in samples]
         with torch.no_grad():
             rewards = self._model(given, of_samples=True)
         return rewards.float().tolist()

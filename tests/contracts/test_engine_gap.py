@@ -48,7 +48,7 @@ def with_log_probs(
             made = unrewarded(generated_sample(prompt.token_ids, token_ids, of=asked, log_probs=log_probs))
             one = TrainingSample.of(made, max_len=10**6)
             with torch.no_grad():
-                one.log_probs = actor([one.for_model(given)])[0]
+                one.log_probs = actor([replace(one, media=given)])[0]
             found.append(one)
     return found
 

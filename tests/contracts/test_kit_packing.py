@@ -218,7 +218,7 @@ def test_without_logits_they_are_those_of_the_logits(load, batch_of, zero, monke
 @pytest.mark.parametrize("name", sorted(SOME))
 def test_without_an_action_mask_every_next_token_has_its_log_prob(load, batch_of, monkeypatch, name):
     """As supervised training asks for them: it bans no token, and placeholders of images are next tokens as well."""
-    samples = [ModelSample.of(sample.token_ids, sample.media) for sample in batch_of(name).samples]
+    samples = [ModelSample.whole(sample.token_ids, sample.media) for sample in batch_of(name).samples]
     wanted = stacked(samples, lambda sample: sample.loss_mask)
     log_probs = []
     for way in WAYS:

@@ -128,7 +128,7 @@ def test_a_reward_is_the_value_of_the_last_token_of_the_sample_alone(pair_of, ba
     expected = []
     with torch.no_grad():
         for sample in batch.samples:
-            one = ModelSample.of(sample.token_ids, sample.media)
+            one = ModelSample.whole(sample.token_ids, sample.media)
             hidden = model([one], return_output=True)[1].last_hidden_state  # (1, T, H)
             expected.append((hidden[0, -1] @ model.head.weight[0]).item())
         rewards = rewards_of(pair.running(way), batch)

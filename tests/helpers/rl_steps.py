@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -208,6 +209,16 @@ def without_workers(kind: type[Run], config: PPOConfig, rows: Sequence[Row], *, 
     )
     run.learner.run = run
     return run
+
+
+class NotedEngine:
+    """An engine that notes the names of what it is asked for and answers at once."""
+
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *given, **named: self._note(name))
 
 
 def play_steps(monkeypatch: pytest.MonkeyPatch) -> None:

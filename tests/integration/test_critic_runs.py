@@ -153,7 +153,7 @@ def test_the_saved_critic_tells_images_from_text(finished, tiny_checkpoint):
             add_generation_prompt=True,
         )
         with torch.no_grad():
-            values.append(critic([ModelSample.of(encoded.token_ids, encoded.media)], of_samples=True).item())
+            values.append(critic([ModelSample.whole(encoded.token_ids, encoded.media)], of_samples=True).item())
     text, image = values
     assert text == pytest.approx(0.0, abs=0.5)
     assert image == pytest.approx(2.0, abs=0.5)
@@ -206,7 +206,7 @@ def test_a_critic_is_a_reward_model_in_place_of_a_service(finished):
         if len(response) != rollout["response_tokens"]:
             continue  # the text of random tokens does not always give the same tokens again
         with torch.no_grad():
-            reward = model([ModelSample.of([*prompt.token_ids, *response], prompt.media)], of_samples=True).item()
+            reward = model([ModelSample.whole([*prompt.token_ids, *response], prompt.media)], of_samples=True).item()
         assert rollout["reward"] == pytest.approx(reward, abs=1e-4)
         checked.add(len(images))
     assert checked

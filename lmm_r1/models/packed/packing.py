@@ -19,9 +19,9 @@ from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 SampleT = TypeVar("SampleT")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ModelSample:
-    """A sample of L tokens as a model computes it."""
+    """A sample of L tokens, without padding, as a model takes it."""
 
     token_ids: torch.Tensor
     """(L,)."""
@@ -34,7 +34,7 @@ class ModelSample:
     """How many of its first tokens are the prompt's, if it has a group."""
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], media: SampleMedia = None) -> ModelSample:
+    def whole(cls, token_ids: Sequence[int], media: SampleMedia = None) -> ModelSample:
         """Return a sample by itself, whose tokens are all wanted."""
         return cls(
             token_ids=torch.tensor(token_ids),

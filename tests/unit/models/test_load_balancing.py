@@ -152,7 +152,7 @@ def test_it_is_that_of_transformers_on_real_tokens_padded_and_packed(name, exper
 
 def test_an_output_without_it_is_asked_for_no_routers(experts):
     actor = make_actor(experts("Qwen3Moe"))
-    _, output = actor([ModelSample.of([5, 6, 7, 8])], return_output=True)
+    _, output = actor([ModelSample.whole([5, 6, 7, 8])], return_output=True)
     assert (output.aux_loss, output.router_logits) == (None, None)
 
 
@@ -161,7 +161,7 @@ def test_an_output_without_it_is_asked_for_no_routers(experts):
 def test_a_packed_sequence_says_how_many_of_its_tokens_are_filler(kit_name, multiple, tiny_checkpoint):
     kit = get_kit(kit_name)
     config = kit.load_config(str(tiny_checkpoint(kit_name)), trust_remote_code=False)
-    samples = [ModelSample.of([5, 6, 7, 8, 9]), ModelSample.of([5, 6, 7])]
+    samples = [ModelSample.whole([5, 6, 7, 8, 9]), ModelSample.whole([5, 6, 7])]
     wanted = stacked(samples, lambda sample: sample.loss_mask)
     packed = pack_batch(
         kit, config, samples, wanted=wanted, share_prefix=False, fill=kit.takes_images, multiple_of=multiple

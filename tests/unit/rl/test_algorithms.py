@@ -106,7 +106,7 @@ def with_models(policy: Policy, *, values: bool) -> list[TrainingSample]:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         media = fetched([one.media for one in samples])
-        every = policy.actor([one.for_model(items) for one, items in zip(samples, media, strict=True)])
+        every = policy.actor([replace(one, media=items) for one, items in zip(samples, media, strict=True)])
     for one, own in zip(samples, every, strict=True):
         width = len(one.loss_mask)
         # The policy has learnt since: ratios are not 1 in the first update.

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_steps import KillableRun, Killed, play_steps, small_run, without_workers
+from helpers.rl_steps import KillableRun, Killed, NotedEngine, play_steps, small_run, without_workers
 from helpers.samples import of_answer
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
-from lmm_r1.rl import model_groups
 from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
 
 BATCH = 2
@@ -190,11 +189,11 @@ def test_weights_are_replaced_between_rollouts_where_none_goes_on_across_an_upda
 
 
 def test_partial_rollouts_are_held_up_while_weights_are_replaced_and_go_on_with_them(scripted, monkeypatch):
-    monkeypatch.setattr(model_groups, "batch_vllm_engine_call", lambda engines, name: run.order.note(name))
     begun = "generates 2: {} {} at 0".format(*order_of(6)[1])
     run = scripted(
         6, updates_after={1: begun}, ends_after={2: "weights 1", 3: "weights 2"}, train__partial_rollout_enable=True
     )
+    run.learner.engines = [NotedEngine(run.order.note)]
     assert run.fit() == 3
     events = run.order.events
     assert [event for event in events if "generation" in event or event.startswith("weights")] == [

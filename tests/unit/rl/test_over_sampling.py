@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_steps import KillableRun, Killed, play_steps, small_run, without_workers
+from helpers.rl_steps import KillableRun, Killed, NotedEngine, play_steps, small_run, without_workers
 from helpers.samples import generated_sample, of_answer
 
 from lmm_r1.data.messages import Row
@@ -21,7 +21,6 @@ from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl import model_groups, oversampling
 from lmm_r1.rl.filtering import GroupFilter
 from lmm_r1.rl.oversampling import GroupsUnderWay, OversamplingGenerator, StartedGroup, kept_tokens, samples_generator
 from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
@@ -77,8 +76,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What all engines are asked for, in order."""
     asked: list[str] = []
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
-    for module in (oversampling, model_groups):
-        monkeypatch.setattr(module, "batch_vllm_engine_call", lambda engines, name: asked.append(name))
     play_steps(monkeypatch)
     return asked
 
@@ -97,7 +94,9 @@ def scripted(tmp_path: Path, calls: list[str]) -> Callable[..., ScriptedTrainer]
         trainer.prompts._order = list(range(len(trainer.prompts.rows)))
         trainer.prompts._order_of = lambda episode: list(range(len(trainer.prompts.rows)))
         under_way = GroupsUnderWay(factor=1.5, most_held=config.rollout.oversample_max_held)
-        trainer.learner.generator = Clock(config, [], group_settings(config), under_way=under_way)
+        engine = NotedEngine(lambda name: name == "set_weight_version" or calls.append(name))
+        trainer.learner.engines = [engine]
+        trainer.learner.generator = Clock(config, [engine], group_settings(config), under_way=under_way)
         trainer.learner.generator.ticks = ticks or {}
         trainer.recorder = SimpleNamespace(step=lambda step, metrics, rollout: trainer.logged.append(metrics))
         trainer.learner.models.policy.broadcast = lambda: calls.append("new weights")
@@ -167,13 +166,13 @@ def test_a_killed_run_begins_anew_what_was_under_way_and_loses_and_repeats_no_pr
 def test_what_is_dropped_is_replaced_and_the_tail_is_held_over_beside_it(calls):
     prompts = PromptStream(rows_of("!a b !c d e f"), seed=0, episodes=1)
     prompts._order = list(range(6))
-    generator = made(ticks={"b": 5, "e": 2}, group_filter=GroupFilter(bounds=(0.0, 1.0)))
+    generator = made(ticks={"b": 5, "e": 2}, calls=calls, group_filter=GroupFilter(bounds=(0.0, 1.0)))
     rollout = generator.rollout(prompts, count=BATCH)
     # For both dropped ones another is begun at once; d ends at 2, e at 3, before b.
     assert [group[0].row.location for group in rollout.groups] == ["d", "e"]
     assert (rollout.filtered, rollout.held_over, generator.now) == (2, 1, 3)
     assert generator.begun == ["!a", "b", "!c", "d", "e"]
-    bounded = made(group_filter=GroupFilter(bounds=(0.0, 1.0), max_batches=1))
+    bounded = made(calls=calls, group_filter=GroupFilter(bounds=(0.0, 1.0), max_batches=1))
     prompts = PromptStream(rows_of("!a !b c d"), seed=0, episodes=1)
     prompts._order = list(range(4))
     with pytest.raises(
@@ -182,7 +181,7 @@ def test_what_is_dropped_is_replaced_and_the_tail_is_held_over_beside_it(calls):
         bounded.rollout(prompts, count=BATCH)
 
 
-def made(ticks: Mapping[str, int] | None = None, **settings: Any) -> Clock:
+def made(ticks: Mapping[str, int] | None = None, *, calls: list[str], **settings: Any) -> Clock:
     args = SimpleNamespace(
         vllm=SimpleNamespace(enable_sleep=True, speculative_tokens=0),
         logger=SimpleNamespace(rollouts_per_step=0),
@@ -192,13 +191,15 @@ def made(ticks: Mapping[str, int] | None = None, **settings: Any) -> Clock:
     room = GroupSettings(
         sampling=sampling, max_len=16, logprobs=False, ignore_eos=False, overlong_prompts="skip", media=True
     )
-    clock = Clock(args, [], room, under_way=GroupsUnderWay(factor=1.5, most_held=1), **settings)
+    clock = Clock(
+        args, [NotedEngine(calls.append)], room, under_way=GroupsUnderWay(factor=1.5, most_held=1), **settings
+    )
     clock.ticks = ticks or {}
     return clock
 
 
 def test_engines_that_sleep_are_held_up_before_and_an_evaluation_lets_them_go_on(calls):
-    generator = made(ticks={"b": 5})
+    generator = made(ticks={"b": 5}, calls=calls)
     prompts = PromptStream(rows_of("a b c d"), seed=0, episodes=1)
     prompts._order = list(range(4))
     generator.rollout(prompts, count=BATCH)
@@ -215,7 +216,7 @@ def test_a_curriculum_is_told_of_a_group_when_it_has_ended(calls):
     curriculum = MeasuredCurriculum("easy_first", rows=4)
     prompts = PromptStream(rows_of("a b c d"), seed=0, episodes=1, curriculum=curriculum)
     prompts._order = [3, 2, 1, 0]
-    generator = made(ticks={"c": 5})
+    generator = made(ticks={"c": 5}, calls=calls)
     generator.rollout(prompts, count=BATCH)
     # d and b have ended, half of their samples are right; c goes on.
     assert [place for place, rate in enumerate(curriculum.solved) if rate == 0.5] == [1, 3]

@@ -65,7 +65,8 @@ def loop_rewards(folder: Path, kit_name: str, rows: list, responses: list[str]) 
     # What a rollout sends to a reward server, and what becomes of it there.
     assert [tokenizer.decode(ids[:-1], skip_special_tokens=False) for ids in sampled] == responses
     samples = [
-        ModelSample.of([*prompt.token_ids, *ids], prompt.media) for prompt, ids in zip(prompts, sampled, strict=True)
+        ModelSample.whole([*prompt.token_ids, *ids], prompt.media)
+        for prompt, ids in zip(prompts, sampled, strict=True)
     ]
     with torch.no_grad():
         return make_value_model(folder, "reward")(samples, of_samples=True).tolist()

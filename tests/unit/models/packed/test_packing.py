@@ -138,7 +138,7 @@ def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
 
 
 def test_a_value_of_the_last_token_is_wanted_from_it():
-    samples = [ModelSample.of([11, 12, 21]), ModelSample.of([13])]
+    samples = [ModelSample.whole([11, 12, 21]), ModelSample.whole([13])]
     packed = packed_samples(samples, wanted=stacked(samples, lambda one: one.last))
     assert packed.sources.tolist() == [2, 3]
     assert packed.scatter(torch.tensor([1.0, 2.0])).tolist() == [[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]]
@@ -287,7 +287,7 @@ def test_without_shared_prefixes_every_sample_has_its_own_media():
 
 
 def test_without_prompts_every_sample_is_by_itself():
-    packed = packed_samples([ModelSample.of([11, 12, 21]), ModelSample.of([11, 12, 22])])
+    packed = packed_samples([ModelSample.whole([11, 12, 21]), ModelSample.whole([11, 12, 22])])
     assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 22]]
     assert packed.target_ids.tolist() == [12, 21, 12, 22]
 

@@ -83,7 +83,7 @@ def test_values_are_gathered_at_the_places_of_their_targets(ranks, monkeypatch):
 @pytest.mark.parametrize(("multiple_of", "filler"), [(1, 0), (2, 1), (4, 1), (7, 0), (5, 3)])
 def test_a_sequence_is_filled_up_with_a_segment_of_its_own(multiple_of, filler):
     kit, config = get_kit("llm"), Qwen2Config(vocab_size=50)
-    samples = [ModelSample.of([11, 12, 13, 14]), ModelSample.of([21, 22, 23])]
+    samples = [ModelSample.whole([11, 12, 13, 14]), ModelSample.whole([21, 22, 23])]
     wanted = stacked(samples, lambda sample: sample.loss_mask)
     packed = pack_batch(kit, config, samples, wanted=wanted, share_prefix=False, fill=False, multiple_of=multiple_of)
     assert packed.token_ids.tolist() == [[11, 12, 13, 14, 21, 22, 23, *[11] * filler]]
