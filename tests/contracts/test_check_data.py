@@ -84,36 +84,6 @@ def test_a_good_file_ends_with_code_0_and_no_model_is_needed(folder, capsys):
     assert Path("page.html").read_text().count("<article") == 1
 
 
-def test_images_are_told_to_a_model_that_takes_none(folder, tiny_checkpoint):
-    file = write_rows(folder, prompt("Which colour?", "red", "red.png"))
-    with pytest.raises(SystemExit):
-        main([str(file), "--model", str(tiny_checkpoint("llm")), "--output", "found.json"])
-    (finding,) = json.loads(Path("found.json").read_text())["findings"]
-    assert (finding["kind"], finding["index"]) == ("encoding", 0)
-    assert "plain language model" in finding["what"]
-
-
-def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(folder, tiny_checkpoint):
-    asked = [{"role": "user", "content": "Hi."}]
-    rows = [
-        {"messages": [*asked, {"role": "assistant", "content": text}], "image": None}
-        for text in ("Hey.", "Hey.", "Ho.")
-    ]
-    with pytest.raises(SystemExit):
-        main([str(write_rows(folder, *rows)), "--output", "found.json"])
-    found = json.loads(Path("found.json").read_text())
-    assert [finding["kind"] for finding in found["findings"]] == ["duplicate", "contradiction"]
-    file = write_rows(
-        folder, {"prompt": "Count.", "response": "1 2 3"}, {"prompt": "Tell.", "response": "word " * 300}
-    )
-    with pytest.raises(SystemExit):
-        main([str(file), "--model", str(tiny_checkpoint("llm")), "--max_len", "128", "--output", "found.json"])
-    found = json.loads(Path("found.json").read_text())
-    (finding,) = (finding for finding in found["findings"] if finding["kind"] == "length")
-    assert (finding["index"], "SFT leaves it out" in finding["what"]) == (1, True)
-    assert [spread["count"] for spread in found["distributions"]] == [2, 2]
-
-
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -204,31 +174,6 @@ def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoi
     assert "no answer" not in page
 
 
-def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
-    row = {"q": "1 + 1?", "good": "2", "bad": "3"}
-    found = judged(folder, row, flags=("--input_key", "q", "--chosen_key", "good", "--rejected_key", "bad"))
-    assert (found["kind"], found["findings"]) == ("preference", [])
-    # A preference can be checked as the prompt and the response that RL and SFT take.
-    row = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
-    assert judged(folder, row, flags=("--kind", "prompts"))["kind"] == "prompts"
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--reward", "exact"], "--reward exact: "),
-        (["--kind", "prompts", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
-        (["--kind", "preference", "--format", "pairs"], "--format pairs is for another kind of rows"),
-    ],
-)
-def test_flags_that_judged_rows_have_no_use_for_are_refused(folder, capsys, flags, told):
-    file = write_rows(folder, {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"})
-    with pytest.raises(SystemExit) as ended:
-        main([str(file), *flags])
-    assert ended.value.code == 1
-    assert told in capsys.readouterr().err
-
-
 SPELLED = tuple(table("contracts/check_data", "spelled"))
 
 
@@ -248,14 +193,6 @@ def test_rows_that_spell_special_tokens_are_found_with_how_often_they_do(folder,
         f"special tokens: {rows} writes special tokens as text, which do not act as a turn or an end"
         in capsys.readouterr().out
     )
-
-
-def test_judged_responses_that_spell_special_tokens_are_found(folder, tiny_checkpoint):
-    file = write_rows(folder, SPELLED[3])
-    with pytest.raises(SystemExit):
-        main([str(file), "--model", str(tiny_checkpoint("llm")), "--output", "found.json"])
-    (finding,) = json.loads(Path("found.json").read_text())["findings"]
-    assert (finding["kind"], finding["what"]) == ("special tokens", "the assistant's text: <|im_end|>")
 
 
 @pytest.mark.parametrize(("added", "special", "found"), [(1, False, 2), (1, True, 2), (0, False, 0)])
@@ -301,9 +238,3 @@ def test_rows_that_rl_refuses_are_found_if_they_begin_the_response_and_counted_o
     assert any(note.startswith("train_ppo_ray refuses 2 of the 2 rows") for note in found["notes"])
     masked = [turns[0], {**turns[1], "loss": False}]
     assert found_kinds(judged(folder, {"messages": masked})) == [("answer", 0)]
-
-
-def test_options_that_are_not_shown_and_columns_that_nothing_reads_are_told(folder):
-    found = judged(folder, {"problem": "Which?", "choices": ["cat", "dog"], "answer": 1, "id": 7})
-    assert found_kinds(found) == [("options", 0)]
-    assert "columns that no training reads: choices (1 row), id (1 row)" in found["notes"]

@@ -18,7 +18,6 @@ from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, PlacedMedia, Sample
-from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.episodes import EpisodeRollout
@@ -182,8 +181,3 @@ def test_a_thought_that_is_cut_goes_on_to_its_answer(playing: Playing):
         assert (len(thinking.token_ids), list(appended.token_ids)) == (5, end)
         assert 1 <= len(answer.token_ids) <= 20 - 5 - len(end)
     assert playing.largest_gap(samples) <= TOLERANCE
-
-
-def test_an_expression_that_the_engine_does_not_know_is_told(playing: Playing):
-    with pytest.raises(UserError, match=r"environment pages: the engine does not take a turn's regex"):
-        playing.play(Pages(regex="(?<=4)2", with_picture=False), samples=1, max_new_tokens=4)
