@@ -13,9 +13,7 @@ from helpers.conversations import message
 from helpers.run_folders import check_listed
 from helpers.value_models import make_value_model
 from PIL import Image
-from safetensors.torch import load_file
 
-from lmm_r1.cli import merge
 from lmm_r1.lmm_kits import get_kit
 
 KIT = "qwen2_5_vl"
@@ -157,17 +155,6 @@ def test_the_saved_critic_tells_images_from_text(finished, tiny_checkpoint):
     text, image = values
     assert text == pytest.approx(0.0, abs=0.5)
     assert image == pytest.approx(2.0, abs=0.5)
-
-
-@pytest.mark.parametrize(("part", "saved"), [("_actor", "ppo"), ("_critic", "ppo_critic")])
-def test_its_checkpoints_are_merged_into_what_it_saved(part, saved, finished, tiny_checkpoint, tmp_path):
-    checkpoints = finished.folder / "ppo" / "checkpoints"
-    merge.main(flags({"checkpoint": checkpoints / part, "base": tiny_checkpoint(KIT), "output": tmp_path / "merged"}))
-    weights, expected = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path / "merged", finished.folder / saved)
-    )
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
 
 
 def test_a_critic_is_a_reward_model_in_place_of_a_service(finished):
