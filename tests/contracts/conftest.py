@@ -27,7 +27,7 @@ OF_ONE_KIT = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(tuple(f"tests/contracts/{test}" for test in OF_ONE_KIT)):
-            if item.callspec.params.get("name", "qwen2_5_vl") != "qwen2_5_vl":
+            if hasattr(item, "callspec") and item.callspec.params.get("name", "qwen2_5_vl") != "qwen2_5_vl":
                 item.add_marker(pytest.mark.full)
 
 

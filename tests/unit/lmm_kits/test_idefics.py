@@ -14,7 +14,7 @@ from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor
 from PIL import Image
 from safetensors import safe_open
-from transformers import Idefics3ImageProcessor, SmolVLMConfig, SmolVLMImageProcessor, SmolVLMVisionConfig
+from transformers import Idefics3ImageProcessor, SmolVLMImageProcessor, SmolVLMVisionConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings
@@ -73,20 +73,6 @@ def test_a_prompt_in_full(name, processor):
     assert decode(encoded.engine_token_ids) == written.format(*["<image>"] * 3)
     assert encoded.media["pixel_values"].shape == (1, 5 + 3 + 3, 3, 84, 84)
     assert encoded.media["pixel_attention_mask"].all()
-
-
-def test_what_is_collapsed_already_stays(name, processor):
-    kit = get_kit(name)
-    ids = encode(kit, processor, [message("user", picture(56, 56), picture(60, 30), "?")]).engine_token_ids
-    assert kit.collapsed(processor, ids) == ids
-
-
-def test_media_of_prompts_are_joined_tile_by_tile(name, processor):
-    kit = get_kit(name)
-    one, other = (encode(kit, processor, [message("user", picture(*size))]).media for size in ((56, 56), (60, 30)))
-    merged = kit.merge_media([one, other])
-    assert torch.equal(merged["pixel_values"][0, :5], one["pixel_values"][0])
-    assert torch.equal(merged["pixel_values"][0, 5:], other["pixel_values"][0])
 
 
 @pytest.mark.parametrize("image_processor", [Idefics3ImageProcessor, SmolVLMImageProcessor])
@@ -149,25 +135,6 @@ def test_patches_of_a_released_tile_lie_in_their_order_on_both_sides_and_in_any_
     engine = SimpleNamespace(num_patches_per_side=side, position_embedding=torch.nn.Embedding(1, 1))
     mask = torch.ones(1, side, side, dtype=torch.bool)
     assert Idefics2VisionEmbeddings.get_position_ids(engine, mask).flatten().tolist() == expected
-
-
-def test_a_loaded_model_places_patches_exactly(name, folder):
-    model = get_kit(name).load_model(
-        str(folder), dtype=torch.bfloat16, attn_implementation="sdpa", trust_remote_code=False
-    )
-    assert len(model.model.vision_model.embeddings._forward_pre_hooks) == 1
-
-
-# SmolVLM2-2.2B: 384 pixels in patches of 14 are 27 x 27, of which 3 x 3 become one; 500M: 512 in patches of 16, 4 x 4.
-@pytest.mark.parametrize(("image", "patch", "scale", "tokens"), [(384, 14, 3, 81), (512, 16, 4, 64)])
-def test_the_released_models_filler_is_one_tile(image, patch, scale, tokens):
-    vision = {"image_size": image, "patch_size": patch}
-    config = SmolVLMConfig(vision_config=vision, scale_factor=scale, image_token_id=7)
-    ids, media = get_kit("smolvlm").filler_media(config)
-    assert ids == [7] * tokens
-    assert media["pixel_values"].shape == (1, 1, 3, image, image)
-    # The model leaves a tile of zeros out.
-    assert media["pixel_values"].all()
 
 
 def test_released_names_are_those_of_the_parameters(name, folder):
@@ -264,12 +231,6 @@ def test_images_of_any_size_are_refused(name, folder, tmp_path, setting):
     path = altered_processor(folder, tmp_path / "model", **{setting: False})
     with pytest.raises(UserError, match=f"{path}: do_resize or do_pad is false"):
         get_kit(name).load_processor(path, trust_remote_code=False)
-
-
-def test_the_package_that_the_processor_wants_is_named(tiny_checkpoint, monkeypatch):
-    monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", None)
-    with pytest.raises(UserError, match="pip install num2words"):
-        get_kit("smolvlm").load_processor(str(tiny_checkpoint("smolvlm")), trust_remote_code=False)
 
 
 def test_the_end_token_is_the_end_of_a_turn(name, folder, tmp_path):

@@ -62,13 +62,6 @@ def test_a_prompt_with_videos_in_full(processor):
         assert torch.equal(pixels[place : place + len(alone)], alone)
 
 
-def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(processor, tmp_path):
-    processor.video_processor.size = {"height": 384, "width": 384}
-    KIT.save_processor(processor, tmp_path)
-    again = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    assert encode(KIT, again, [message("user", clip(2, 84, 56))]).media["pixel_values"].shape == (2, 3, 56, 56)
-
-
 @pytest.mark.parametrize(("size", "tiles"), frozen("lmm_kits/internvl", "an_images_shape_says_how_many_tiles_it_has"))
 def test_an_images_shape_says_how_many_tiles_it_has(processor, size, tiles):
     encoded = encode(KIT, processor, [message("user", picture(*size), "?")])
@@ -84,12 +77,6 @@ def test_tiles_lie_in_reading_order_with_the_whole_behind_them(processor):
     for tile, channel in ((left, 0), (right, 2), (whole[:, :, :20], 0), (whole[:, :, 36:], 2)):
         assert (tile[channel] > 2).all()
         assert (tile[2 - channel] < -1).all()
-
-
-def test_images_side_by_side_stay_apart_for_the_engine(processor):
-    encoded = encode(KIT, processor, [message("user", picture(56, 56), picture(112, 56))])
-    text = processor.tokenizer.decode(encoded.engine_token_ids)
-    assert text.count("<img><IMG_CONTEXT></img>\n") == 2
 
 
 def released(folder: Path, tmp_path: Path, **changes: Any) -> Path:
@@ -140,50 +127,6 @@ def test_weights_of_the_releases_are_read_and_written_under_their_names(folder, 
         assert torch.equal(theirs.state_dict()[name], weight), name
     theirs.save_pretrained(tmp_path / "again")
     assert load_file(tmp_path / "again" / "model.safetensors").keys() == renamed.keys()
-
-
-def test_the_releases_filler_is_a_tile_of_256_placeholders():
-    ids, media = KIT.filler_media(InternVLConfig(image_token_id=7))
-    # 448 pixels in patches of 14: 32 x 32, of which each 2 x 2 become one.
-    assert ids == [7] * 256
-    assert media["pixel_values"].shape == (1, 3, 448, 448)
-
-
-@pytest.mark.full
-def test_the_engine_keeps_room_for_an_image_of_as_many_tiles_as_there_may_be(folder):
-    """The image processor's own setting says that it cuts no image; its processor does so all the same."""
-    from vllm.config import ModelConfig
-    from vllm.multimodal import MULTIMODAL_REGISTRY
-
-    from lmm_r1.lmm_kits import engine_plugin
-
-    engine_plugin.register()
-    assert not json.loads((folder / "processor_config.json").read_text())["image_processor"]["crop_to_patches"]
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    settings = KIT.engine_arguments(config, max_images=1, max_videos=0)
-    info = MULTIMODAL_REGISTRY.create_processor(ModelConfig(str(folder), max_model_len=256, **settings)).info
-    # Four tiles and the whole.
-    assert info.get_max_image_tokens() == 5 * PER_TILE
-
-
-def files_of_a_release(processor: Any, folder: Path) -> None:
-    """Write a processor as the releases have it: each part in a file of its own."""
-    processor.image_processor.save_pretrained(folder)
-    processor.video_processor.save_pretrained(folder)
-    processor.tokenizer.save_pretrained(folder)
-    parts = {"processor_class": "InternVLProcessor", "image_seq_length": PER_TILE}
-    (folder / "processor_config.json").write_text(json.dumps(parts))
-    (folder / "chat_template.jinja").write_text(processor.chat_template)
-
-
-def test_a_processor_in_the_files_of_a_release_is_read(folder, processor, tmp_path):
-    files_of_a_release(processor, tmp_path)
-    assert (tmp_path / "preprocessor_config.json").is_file()
-    theirs = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    messages = [message("user", picture(112, 84), "Which digit?")]
-    one, other = (encode(KIT, each, messages) for each in (theirs, processor))
-    assert one.token_ids == other.token_ids
-    assert torch.equal(one.media["pixel_values"], other.media["pixel_values"])
 
 
 def shaped(folder: Path, tmp_path: Path, language_model: str) -> Path:

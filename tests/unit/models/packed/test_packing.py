@@ -9,7 +9,7 @@ import torch
 from helpers.packed_batches import segments_of
 from helpers.tiny_models import pad
 
-from lmm_r1.data.sample import LEAST_SHARED, PlacedMedia, SampleMedia
+from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed.layout import PackedSegment
@@ -110,14 +110,6 @@ def test_a_groups_prompt_stands_once_and_its_responses_go_on_from_it():
     assert [place.tolist() for place in packed.places] == [[0, 0, 0, 2, 1, 1], [1, 2, 3, 1, 0, 1]]
 
 
-def test_padding_on_the_left_changes_the_places_alone():
-    right, left = pack(GROUP), pack(GROUP, side="left")
-    assert left.token_ids.tolist() == right.token_ids.tolist()
-    assert left.sources.tolist() == right.sources.tolist()
-    assert left.layout.segments == right.layout.segments
-    assert [place.tolist() for place in left.places] == [[0, 0, 0, 2, 1, 1], [1, 2, 3, 3, 2, 3]]
-
-
 def test_results_go_back_to_the_places_of_their_tokens_and_everything_else_is_zero():
     packed = pack(GROUP)
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], requires_grad=True)
@@ -144,13 +136,6 @@ def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
     )
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 24, 25]]
     assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1, 4, 1], [21, 24, 25])
-
-
-def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
-    packed = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
-    assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 21]]
-    assert packed.layout.segments == segments_of((2, None), (1, 0), (3, None))
-    assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1], [21])
 
 
 def test_a_value_of_the_last_token_is_wanted_from_it():
@@ -246,96 +231,6 @@ def test_results_of_shared_tokens_go_to_all_samples_and_gradients_come_back_as_s
     assert values.grad.tolist() == [101.0, 10.0, 1000.0, 5.0]
 
 
-def test_each_sample_wants_its_own_of_what_it_shares(nodes_of_single_tokens):
-    sequences, mask = pad([[11, 21, 22, 23], [11, 21, 22, 24]], side="right")
-    prompts = Prompts(groups=[0, 0], lengths=[1, 1])
-    # The second sample's first two tokens are no loss tokens.
-    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [0, 0, 1]]), prompts)
-    settings = {"media": (), "share_prefix": True, "fill": False}
-    packed = pack_batch(
-        PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
-    )
-    assert (packed.layout.lengths, packed.copies) == ((3, 1, 1), None)
-    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [1, 0, 1]]), prompts)
-    packed = pack_batch(
-        PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
-    )
-    assert packed.layout.lengths == (3, 1, 1)
-    assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([0, 1, 2, 2], [21, 22, 23, 24])
-    assert packed.copies.tolist() == [0, 1, 2, 0, 3]
-
-
-def test_media_of_a_turn_come_once_for_all_that_goes_on_from_it(nodes_of_single_tokens):
-    prompt, shown, crop = [8, IMAGE, 11], image(1.0), image(2.0)
-
-    def seen(turn: Media, *later: PlacedMedia) -> tuple[PlacedMedia, ...]:
-        return (PlacedMedia(0, shown), PlacedMedia(4, turn, end=6), *later)
-
-    turn = [21, IMAGE, 12]
-    samples = [
-        (prompt, [*turn, 22]),
-        # The same tokens with another picture.
-        (prompt, [*turn, 22]),
-        (prompt, [*turn, 23, IMAGE, 24]),
-        (prompt, [25]),
-        (prompt, [*turn, 23, IMAGE, 26]),
-    ]
-    later = PlacedMedia(7, image(3.0), end=8)
-    media = [seen(crop), seen(image(4.0)), seen(crop, later), (PlacedMedia(0, shown),), seen(crop, later)]
-    packed = pack(samples, media=media, kit=PlainKit(bidirectional=True))
-    assert packed.token_ids.tolist() == [[*prompt, 21, IMAGE, 12, 22, 23, IMAGE, 24, 26, IMAGE, 12, 22, 25]]
-    assert packed.layout.lengths == (3, 1, 2, 1, 2, 1, 1, 3, 1)
-    assert [segment.prefix for segment in packed.layout.segments] == [None, 0, 1, 2, 2, 4, 4, 1, 0]
-    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 3, 4]
-    assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 8, 4, 5, 6, 3]]
-    assert packed.inputs["token_types"].tolist() == [[0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0]]
-    assert packed.layout.block_ids.tolist() == [-1, 0, -1, -1, 1, -1, -1, -1, 2, -1, -1, 3, -1, -1, -1]
-
-
-def test_a_few_tokens_in_common_are_no_node_of_their_own():
-    run = list(range(30, 30 + LEAST_SHARED))
-    alike = [([11], [*run, 21]), ([11], [*run, 22]), ([11], [23])]
-    assert pack(alike).layout.lengths == (1, len(run), 1, 1, 1)
-    assert pack([([11], [*run[1:], 21]), ([11], [*run[1:], 22]), ([11], [23])]).layout.lengths == (
-        1,
-        len(run),
-        len(run),
-        1,
-    )
-
-
-def test_a_groups_media_come_once_whatever_the_objects():
-    prompt = [8, IMAGE, IMAGE, 11]
-    # Fetched twice, and another one.
-    media = [(PlacedMedia(0, image(value)),) for value in (1.0, 1.0, 2.0)]
-    packed = pack([(prompt, [21]), (prompt, [22]), (prompt, [23])], media=media, groups=[0, 0, 1])
-    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2]
-    assert packed.layout.lengths == (4, 1, 1, 5)
-
-
-def test_without_shared_prefixes_every_sample_has_its_own_media():
-    prompt, one = [8, IMAGE, IMAGE, 11], image(1.0)
-    packed = pack([(prompt, [21]), (prompt, [22])], media=[one, one], share=False)
-    assert packed.inputs["pixels"].shape == (2, 2)
-    assert packed.layout.lengths == (5, 5)
-
-
-def test_without_prompts_every_sample_is_by_itself():
-    sequences, mask = pad([[11, 12, 21], [11, 12, 22]], side="right")
-    packed = pack_batch(
-        PlainKit(),
-        SimpleNamespace(),
-        sequences=sequences,
-        attention_mask=mask,
-        targets=wanted_targets(mask, None),
-        media=(),
-        share_prefix=True,
-        fill=False,
-    )
-    assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 22]]
-    assert packed.target_ids.tolist() == [12, 21, 12, 22]
-
-
 def test_runs_are_numbered_and_end_with_their_segment():
     prompt = [8, IMAGE, IMAGE]
     packed = pack(
@@ -360,12 +255,6 @@ def test_a_sequence_of_texts_gets_a_filler_where_all_ranks_must_run_the_vision_t
     assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 1, 0, 1, 2]]
     assert packed.inputs["pixels"].tolist() == [[0.0, 0.0]]
     assert packed.target_ids.tolist() == [21, 22]
-
-
-def test_a_sequence_with_an_image_needs_no_filler():
-    packed = pack([([8, IMAGE, IMAGE], [21]), ([11], [22])], media=[image(1.0), None], fill=True)
-    assert not packed.filled
-    assert packed.layout.length == 6
 
 
 def test_a_sequence_is_filled_up_to_a_multiple_of_the_ranks_that_share_it():
