@@ -11,10 +11,9 @@ from helpers.tables import table
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.lmm_kits import Media
-from lmm_r1.models.packed.packing import Prompts
 from lmm_r1.rl.losses import value_loss
 from lmm_r1.rl.samples import TrainingSample
-from lmm_r1.rl.workers import KitCriticActor, KitRewardActor
+from lmm_r1.rl.workers import KitCriticActor
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -127,22 +126,3 @@ def test_the_passes_of_an_optimizer_step_add_up_to_its_loss_and_get_their_media(
     # Distances to the returns over 4 tokens; the clipped value does not learn.
     gradients = [output.grad.tolist() for output in model.outputs]
     assert gradients == [[[-0.1875, 0.125], [-0.125, 0.0]], [[0.0, 0.0]]]
-
-
-def test_a_critic_worker_gets_media_and_prompts_of_passes():
-    model = PlayedModel([[1.0, 2.0]], [[1.0, 2.0]])
-    passes = [[learnt(mask=[0, 1], media=IMAGE)], [learnt(mask=[0, 1])]]
-    (first,), (second,) = worker_of(KitCriticActor, model).forward(passes)
-    assert first.tolist() == second.tolist() == [0.0, 2.0]
-    assert [given["media"] for given in model.given] == [[IMAGE], [None]]
-    assert [given["prompts"] for given in model.given] == [Prompts(groups=[7], lengths=[1])] * 2
-    assert model.modes == ["eval"]
-
-
-def test_a_reward_worker_asks_for_the_rewards_of_whole_samples_with_their_media():
-    model = PlayedModel([0.5, -1.0])
-    (rewards,) = worker_of(KitRewardActor, model).forward([[learnt(mask=[1, 1]), learnt(mask=[1, 1], media=IMAGE)]])
-    assert [reward.item() for reward in rewards] == [0.5, -1.0]
-    (given,) = model.given
-    assert given.keys() == {"attention_mask", "ring_attn_group", "media", "prompts"}
-    assert given["media"] == [None, IMAGE]
