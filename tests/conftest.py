@@ -49,7 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS):
             item.add_marker(KINDS[item.path.relative_to(TESTS).parts[0]])
-        values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        values = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
         kits = {value for value in values if isinstance(value, str) and value in KITS}
         # A kit's own tests are with the others of its room.
         if kits and not kits & SOME and item.path.parent.name != "lmm_kits":
