@@ -9,11 +9,15 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lmm_r1.cli import COMMANDS, EXTRA_PACKAGES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 HEAVY = ("ray", "vllm", "deepspeed", "openrlhf", "torch", "transformers")
 SHOW_LOADED = f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
