@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 OF_ONE_KIT = (
     "test_kit_plans.py",
     "test_kit_runs.py",
-    "test_kit_turn_options.py",
     "test_kit_videos.py::test_the_engines_log_probs_are_those_of_the_training_forward",
     "test_trajectory_engines.py",
 )

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.check_data import main
-from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings
 
 BROKEN_JPEG = b"\xff\xd8\xff\xe0" + bytes(40) + b"\xff\xd9"
 
@@ -102,28 +98,6 @@ def test_what_cannot_be_is_refused_by_name(folder, capsys, flags, told):
     assert told in capsys.readouterr().err
 
 
-def test_what_a_reward_function_gives_the_rows_own_answers_is_shown(folder, capsys):
-    (folder / "grades.py").write_text("FOUND = r'boxed{(.*)}'\n")
-    (folder / "rewards.py").write_text(
-        "import re, grades\n\ndef boxed(completions, gold, **kwargs):\n"
-        "    found = [re.search(grades.FOUND, one[0]['content']) for one in completions]\n"
-        "    return [float(bool(one) and one[1] == right) / int(right) for one, right in zip(found, gold)]\n"
-    )
-    rows = [prompt("1 + 1?", "2") | {"gold": "2"}, prompt("2 + 2?", "4") | {"gold": "5"}, prompt("0?", "0")]
-    file = write_rows(folder, *rows, prompt("1 - 1?", "0") | {"gold": "0"})
-    with pytest.raises(SystemExit):
-        main([str(file), "--reward", "rewards.py:boxed", "--output", "found.json"])
-    found = json.loads(Path("found.json").read_text())
-    kinds = [(finding["kind"], finding["index"]) for finding in found["findings"]]
-    assert kinds == [("gold refused", 2), ("gold refused", 3), ("gold wrong", 1)]
-    assert "asks for gold" in found["findings"][0]["what"]
-    assert "rewards.py, line 5: the reward function raised ZeroDivisionError" in found["findings"][1]["what"]
-    assert (
-        "rewards.py:boxed gives the rows' own answers 0 to 0.5 (mean 0.25), and empty responses 0"
-        in found["notes"][-1]
-    )
-
-
 def judged(folder: Path, *rows: dict, flags: tuple[str, ...] = ()) -> dict:
     """What is found in rows with judged responses."""
     with contextlib.suppress(SystemExit):
@@ -193,29 +167,6 @@ def test_rows_that_spell_special_tokens_are_found_with_how_often_they_do(folder,
         f"special tokens: {rows} writes special tokens as text, which do not act as a turn or an end"
         in capsys.readouterr().out
     )
-
-
-@pytest.mark.parametrize(("added", "special", "found"), [(1, False, 2), (1, True, 2), (0, False, 0)])
-def test_ids_without_an_embedding_are_found_and_refused_by_name_and_padded_rows_are_not(
-    added, special, found, folder, tiny_checkpoint
-):
-    """The tiny model has a row for each id; a padded vocabulary has more."""
-    model = folder / "model"
-    shutil.copytree(tiny_checkpoint("llm"), model)
-    checkpoint = Checkpoint(str(model))
-    rows = checkpoint.config.vocab_size
-    assert len(checkpoint.tokenizer) <= rows
-    fillers = [f"<filler {number}>" for number in range(rows - len(checkpoint.tokenizer) + added)]
-    checkpoint.tokenizer.add_tokens(fillers, special_tokens=special)
-    checkpoint.tokenizer.save_pretrained(model)
-    findings = judged(folder, prompt("What is 2 + 2?", "4"), prompt("Why?", "5"), flags=("--model", str(model)))[
-        "findings"
-    ]
-    assert [finding["kind"] for finding in findings] == ["encoding"] * found
-    said = f"the tokenizer has {rows + 1} ids and the model {rows} embeddings, so that {(fillers or [''])[-1]!r}"
-    assert all(said in finding["what"] for finding in findings)
-    with pytest.raises(UserError, match=re.escape(said)) if added else contextlib.nullcontext():
-        check_embeddings(Checkpoint(str(model)))
 
 
 def test_rows_that_rl_refuses_are_found_if_they_begin_the_response_and_counted_otherwise(folder):

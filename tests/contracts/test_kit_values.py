@@ -16,7 +16,7 @@ from helpers.packed_batches import Batch, groups
 from helpers.tables import SOME, by_turns, kits_with
 from helpers.tiny_models import encode, make_actor
 from helpers.value_models import HEAD, make_value_model, one_by_one, rewards_of, values_of
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
@@ -225,24 +225,6 @@ def test_a_head_that_is_not_there_is_drawn_for_a_critic_and_missed_for_a_reward_
     assert 0.5 / 65 < weights.std() < 2 / 65  # 64 hidden units: a standard deviation of 1 / 65
     with pytest.raises(UserError, match=rf"{folder}: this checkpoint has no value head \(no weight score.weight\)"):
         make_value_model(folder, "reward")
-
-
-def test_a_head_is_found_in_parts_and_in_older_files(tiny_checkpoint, tmp_path):
-    folder, head = tiny_checkpoint("llm"), torch.arange(64.0)[None] / 64
-    weights = load_file(folder / "model.safetensors")
-    for layout in ("parts", "old"):
-        (tmp_path / layout).mkdir()
-        for file in folder.iterdir():
-            if file.suffix != ".safetensors":
-                (tmp_path / layout / file.name).write_bytes(file.read_bytes())
-    save_file(weights, tmp_path / "parts/model-00001-of-00002.safetensors", metadata={"format": "pt"})
-    save_file({"score.weight": head}, tmp_path / "parts/model-00002-of-00002.safetensors", metadata={"format": "pt"})
-    places = dict.fromkeys(weights, "model-00001-of-00002.safetensors")
-    index = {"metadata": {}, "weight_map": places | {"score.weight": "model-00002-of-00002.safetensors"}}
-    (tmp_path / "parts/model.safetensors.index.json").write_text(json.dumps(index))
-    torch.save(weights | {"score.weight": head}, tmp_path / "old/pytorch_model.bin")
-    for layout in ("parts", "old"):
-        assert torch.equal(make_value_model(tmp_path / layout, "reward").head.weight, head)
 
 
 def test_rewards_are_normalized_in_evaluation_alone_and_a_critics_values_always(tiny_checkpoint, batch_of, tmp_path):

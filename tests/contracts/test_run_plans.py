@@ -8,15 +8,13 @@ from safetensors.torch import load_file
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, resolve, unplanned
+from lmm_r1.config import DPOConfig, PPOConfig, SFTConfig, resolve, unplanned
 from lmm_r1.errors import UserError
-from lmm_r1.generation.weight_bucket import BUCKET_BYTES
-from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import choices
 from lmm_r1.planning.choices import planned
 from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, estimate
-from lmm_r1.planning.plan import WORKSPACE, Plan
+from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.supervised_plan import plan_supervised
 
@@ -170,70 +168,6 @@ def test_a_run_on_pairs_is_planned_with_its_reference_and_two_samples_to_a_row(t
     assert any(phase.name == "reference, offloaded" for phase in offloaded.host)
     for alone in (plan(ds__lora__rank=4), plan(model__simpo_enable=True)):
         assert [model.role for model in alone.devices[0].models] == ["policy"]
-
-
-def test_a_distillation_is_planned_with_its_teacher_whose_output_layer_is_whole_within_the_students_pass(
-    tiny_checkpoint,
-):
-    path = str(tiny_checkpoint("llm"))
-    names = ("model.model_name_or_path", "teacher.model_name_or_path")
-    flags = {**dict.fromkeys(names, path), "data.dataset": "rows", "ds.param_dtype": "fp32"}
-
-    def plan(**more: object) -> Plan:
-        config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
-        return plan_supervised(config, Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB), processes=4, per_machine=4)
-
-    student, teacher = plan().devices[0].models
-    weights = teacher.estimate.size.weight_bytes
-    assert [student.role, teacher.role] == ["policy", "teacher"]
-    assert (teacher.resident, teacher.context, teacher.states, teacher.pass_tokens) == (weights, 0, None, 2048)
-    sharded, shard = plan(ds__zero_stage=3).devices[0].models
-    assert shard.resident == -(-weights // 4)
-    text = Checkpoint(path).config.get_text_config()
-    assert sharded.context - student.context == 4 * text.vocab_size * text.hidden_size
-    offloaded = plan(ds__zero_stage=3, teacher__offload=True)
-    assert (offloaded.devices[0].models[1].resident, offloaded.devices[0].models[1].host) == (0, -(-weights // 4))
-    assert any(phase.name == "teacher, offloaded" for phase in offloaded.host)
-
-
-def test_a_distillation_on_the_students_own_responses_is_planned_with_an_engine_on_every_gpu(
-    tiny_checkpoint, monkeypatch
-):
-    path = str(tiny_checkpoint("llm"))
-    names = ("model.model_name_or_path", "teacher.model_name_or_path")
-    flags = {**dict.fromkeys(names, path), "data.dataset": "rows", "ds.param_dtype": "fp32"}
-    flags |= {"data.max_len": 1024, "rollout.on_policy_share": 0.5}
-
-    def plan(gpu: float | None = 24, **more: object) -> Plan:
-        config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
-        machine = Machine(gpu_bytes=None if gpu is None else int(gpu * GIB), host_bytes=64 * GIB)
-        return plan_supervised(config, machine, processes=2, per_machine=2)
-
-    without, found = plan(rollout__on_policy_share=0.0), plan(vllm__gpu_memory_utilization=0.3)
-    (device,), engine = found.devices, found.devices[0].engine
-    assert without.devices[0].engine is None
-    student, teacher = device.models
-    weights = teacher.estimate.size.weight_bytes
-    # It takes its share of the GPU, as it never sleeps, in the generation and in every update.
-    assert (engine.weights, engine.share, engine.asleep) == (weights, int(24 * GIB * 0.3), int(24 * GIB * 0.3))
-    sizes, before = ({phase.name: phase.size for phase in one.devices[0].phases()} for one in (found, without))
-    assert sizes["generation"] == student.idle + teacher.idle + engine.share
-    assert {name: sizes[name] - engine.share for name in before} == before
-    # The student's weights go to it a bucket at a time, and no second copy of them.
-    assert sizes["new weights"] == sizes["generation"] + BUCKET_BYTES
-    assert [part.size for part in found.host] == [part.size for part in without.host]
-    # Keys and values in single precision, for 1,024 tokens, beside weights and workspace.
-    text = Checkpoint(path).config.get_text_config()
-    head_dim = text.hidden_size // text.num_attention_heads
-    cached = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * 4
-    assert engine.least == weights + WORKSPACE + 1024 * cached
-    small = plan(gpu=8, vllm__gpu_memory_utilization=0.3)
-    assert any("an engine has 2.4 GiB of each GPU" in said for said in small.excesses())
-    # Of no named share it takes what it needs: workspace and 2 GiB more, and next to nothing of a tiny model's.
-    assert plan().engine_share == 0.21
-    # Where it shares the machine's memory with both ranks: their weights twice, and 2 GiB of cache each.
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    assert plan(gpu=None).devices[0].engine.share == 2 * (2 * weights + 2 * GIB)
 
 
 @pytest.mark.usefixtures("own_environment")

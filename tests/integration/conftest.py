@@ -8,10 +8,9 @@ import pytest
 # By file; an empty tuple stands for all of its tests, else for those whose name holds one of the words.
 FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_agent_runs.py": ("branches_are_computed_once", "[served]"),
-    "test_batch_inference.py": ("killed_five_times", "killed_ten_times", "an_adapter_is_merged_in", "two_engines"),
+    "test_batch_inference.py": ("an_adapter_is_merged_in",),
     "test_checkpoints.py": ("can_be_gone_on_from[1-", "can_be_gone_on_from[2-", "save_all_shards[2]"),
     "test_clusters.py": ("no_node_has_room", "path_that_a_node"),
-    "test_critic_runs.py": (),
     "test_curriculum.py": (),
     "test_dpo.py": ("killed_run",),
     "test_finite_steps.py": ("[1-", "fp32", "in CPU memory"),
@@ -26,7 +25,6 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_serve_chat.py": ("[qwen3_vl]",),
     "test_reward_failures.py": ("one_of_two_servers", "killed_under_load"),
     "test_rl_prompts.py": (),
-    "test_row_formats.py": (),
     "test_training_benchmarks.py": (),
     "test_two_ranks.py": (),
     "test_ulysses.py": ("four_ranks",),

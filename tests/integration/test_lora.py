@@ -24,7 +24,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, merged_state_dict
 from lmm_r1.rl import workers
-from lmm_r1.rl.resume import reference_file
 from lmm_r1.train.publication import MovingAverage
 
 KIT = "qwen2_5_vl"
@@ -314,24 +313,3 @@ def test_a_policy_without_its_adapters_gives_the_log_probs_of_a_second_copy(run,
     assert all(map(torch.equal, after, before)), "its adapters are back"
     train(strategy, actor, steps=1)
     assert all(map(torch.equal, worker.reference_forward(passes)[0], expected))
-
-
-@pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "DoRA, ZeRO-3"])
-def test_a_reference_that_follows_the_policy_takes_its_adapters_merged(run, tiny_checkpoint, tmp_path):
-    stage, flags = RUNS[run]
-    folder = tiny_checkpoint(KIT)
-    strategy = make_run(stage, **flags)
-    actor = prepared(strategy, folder)
-    train(strategy, actor, steps=2)
-    # As its worker makes it: without adapters.
-    eval_config = strategy.get_ds_eval_config(offload=False)
-    bare = flat_actor(str(folder), attn_implementation="sdpa", param_dtype="fp32", ds_config=eval_config)
-    reference = strategy.prepare(bare)
-    before, expected = logits(reference), logits(actor)
-    assert (before - expected).abs().max() > 1e-3
-    file = reference_file(tmp_path, 2)
-    worker_of(actor, strategy).write_reference(str(file))
-    worker_of(reference, strategy, kind=workers.KitReferenceActor).load_reference(str(file))
-    torch.testing.assert_close(logits(reference), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(logits(actor), expected, atol=0, rtol=0)

@@ -14,7 +14,6 @@ from helpers.commands_here import start_anew
 from PIL import Image
 
 from lmm_r1.cli import check_data, train_sft
-from lmm_r1.supervised import sft
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 
@@ -192,19 +191,3 @@ def test_pixels_that_break_in_a_run_stop_it_with_advice_that_leads_on(workers, m
     assert steps_of(Path("out")) == [1, 2, 3]
     assert left_out(Path("out")) == [(5, "rows.jsonl line 6")]
     assert "a row is left out: rows.jsonl line 6: cannot read the image " in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_after_a_row_that_it_has_left_out_was_removed(model, work, monkeypatch):
-    rows = read("F05_extreme_aspect_sft.jsonl")
-    write_rows(work, *rows[-1:], *rows[:-1])
-    given = {"data__bad_rows": "skip", "train__max_epochs": 1, "ckpt__save_steps": 1}
-    encode, calls = sft.encode_sample, iter(range(1 + 2 * 2))
-    monkeypatch.setattr(sft, "encode_sample", lambda *row, **named: next(calls) + 1 and encode(*row, **named))
-    with pytest.raises(SystemExit):
-        learned(supervised(model, **given), monkeypatch)
-    monkeypatch.setattr(sft, "encode_sample", encode)
-    assert (steps_of(Path("out")), left_out(Path("out"))) == ([1, 2], [(0, "rows.jsonl line 1")])
-    write_rows(work, *rows[:-1])
-    learned(supervised(model, **given), monkeypatch)
-    assert steps_of(Path("out")) == [1, 2, 3]

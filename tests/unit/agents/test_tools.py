@@ -11,7 +11,7 @@ from PIL import Image
 
 from lmm_r1.agents.calls import BadCall
 from lmm_r1.agents.tools import EpisodeImages, PixelBounds, Tool, ToolFailed, ToolResult
-from lmm_r1.data.messages import ImagePart, Row
+from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 
 ROW = image_row(coordinates_image(8, 4))
@@ -74,29 +74,6 @@ def test_the_schema_is_read_off_the_signature_and_the_docstring():
             },
         },
     }
-
-
-def test_images_are_named_by_the_call_and_what_the_environment_gives_is_not_told():
-    def describe(image: Image.Image, images: EpisodeImages, row: Row, detail: int = 1) -> str:
-        """Describe an image.
-
-        Args:
-            image: What to describe.
-        """
-        return f"{image.size} {images.names} {row.answer} {detail}"
-
-    parameters = Tool(describe).schema["function"]["parameters"]
-    assert parameters == {
-        "type": "object",
-        "properties": {
-            "image": {"type": "string", "description": "What to describe. Name of an image."},
-            "detail": {"type": "integer", "default": 1},
-        },
-        "required": ["image"],
-    }
-    assert call(Tool(describe), image="original_image").text == "(8, 4) ('original_image',) 46 1"
-    with pytest.raises(BadCall, match="^there is no image 'observation_1'; the images are: original_image$"):
-        call(Tool(describe), image="observation_1")
 
 
 @pytest.mark.parametrize(
@@ -261,30 +238,6 @@ def test_a_tool_that_hangs_costs_its_own_deadline_only():
     assert was_quick == ToolResult(text="quick")
     assert [str(hung), str(slept)] == ["it has not answered within 0.2 seconds"] * 2
     assert isinstance(hung, ToolFailed)
-
-
-def test_a_call_that_is_given_up_ends_its_tool():
-    cancelled = []
-
-    async def sleep() -> str:
-        """Sleep."""
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled.append(True)
-            raise
-        return "late"
-
-    async def give_up() -> None:
-        task = asyncio.ensure_future(Tool(sleep).call({}, images=EpisodeImages(ROW, bounds=BOUNDS), row=ROW))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.sleep(0.05)
-        assert cancelled == [True]
-
-    asyncio.run(give_up())
 
 
 def test_an_image_of_the_row_that_cannot_be_read_is_no_fault_of_the_tool(tmp_path):

@@ -209,13 +209,6 @@ def test_a_useless_latest_gives_way_to_the_newest_whole_checkpoint(latest, reaso
     assert point.passed_over == (f"{tmp_path}/{reason}",)
 
 
-def test_a_run_goes_on_from_what_latest_names_also_where_someone_set_it_back(tmp_path):
-    for step in (1, 2, 3):
-        save(tmp_path, f"global_step{step}")
-    write_latest(tmp_path, "global_step2")
-    assert resume_point([tmp_path]).tag == "global_step2"
-
-
 def test_policy_and_critic_go_on_from_the_newest_step_that_both_have(tmp_path):
     policy, critic = folders = [tmp_path / "_actor", tmp_path / "_critic"]
     for step in (1, 2):
@@ -232,22 +225,6 @@ def test_policy_and_critic_go_on_from_the_newest_step_that_both_have(tmp_path):
     assert resume_point(folders).tag == "global_step1"
     shutil.rmtree(critic)
     assert resume_point(folders).tag is None
-
-
-def test_policy_and_critic_of_two_attempts_at_a_step_do_not_belong_together(tmp_path):
-    """The first attempt saved the policy of step 2 only; the second one was killed when it had the critic's."""
-    policy, critic = folders = [tmp_path / "_actor", tmp_path / "_critic"]
-    save_together(folders, "global_step1", max_num=1, session="first")
-    write_checkpoint(policy, "global_step2", session="first")
-    write_checkpoint(critic, "global_step2", session="second")
-    assert resume_point(folders).tag == "global_step1"
-
-
-def test_the_best_checkpoint_of_a_step_is_preferred_as_it_knows_the_evaluation(tmp_path):
-    save(tmp_path, "best_global_step2")
-    save(tmp_path, "global_step2")
-    (tmp_path / "latest").unlink()
-    assert resume_point([tmp_path]).tag == "best_global_step2"
 
 
 @pytest.mark.parametrize(
@@ -267,34 +244,6 @@ def test_those_without_a_metric_go_first_then_the_worst_then_the_oldest(metrics,
     # The worst of all is the one that was just saved, and `latest` names it.
     assert save(tmp_path, "global_step4", metric=0.0, max_num=3) == []
     assert complete_steps(tmp_path) == [step for step in (1, 2, 3, 4) if step != gone]
-
-
-def test_neither_the_one_just_saved_nor_what_latest_names_goes(tmp_path):
-    save(tmp_path, "global_step1")
-    write_checkpoint(tmp_path, "global_step2")
-    assert evict(tmp_path, saved="global_step2", max_num=0, max_mem=0.0) == []
-    write_latest(tmp_path, "global_step2")
-    evict(tmp_path, saved="global_step2", max_num=0, max_mem=0.0)
-    assert kept(tmp_path) == ["global_step2"]
-
-
-def test_a_new_best_one_takes_the_place_of_the_best_one_alone(tmp_path):
-    for tag in ("global_step1", "best_global_step1", "global_step2", "global_step3"):
-        save(tmp_path, tag, metric=0.5)
-    assert kept(tmp_path) == ["best_global_step1", "global_step1", "global_step2", "global_step3"]
-    assert save(tmp_path, "best_global_step3", metric=0.75, max_num=1) == []
-    assert "best_global_step1" not in kept(tmp_path)
-    save(tmp_path, "global_step4", max_num=1)
-    assert kept(tmp_path) == ["best_global_step3", "global_step4"]
-
-
-def test_a_copy_in_hugging_face_format_goes_with_its_checkpoint_and_other_folders_stay(tmp_path):
-    save(tmp_path, "global_step1")
-    for name in ("global_step1_hf", "mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("x")
-    save(tmp_path, "global_step2", max_num=1)
-    assert kept(tmp_path) == ["global_step2", "mine"]
 
 
 def every_kill(

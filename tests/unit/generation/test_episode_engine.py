@@ -2,16 +2,12 @@
 
 import asyncio
 import contextlib
-import io
 from dataclasses import replace
 
-import pytest
-from helpers.conversations import message, picture, row
+from helpers.conversations import message, row
 from helpers.scripted_episodes import ScriptedEnvironment, episode_engine, told
-from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Turn
-from lmm_r1.data.messages import images_of
 from lmm_r1.generation.engine import SamplingSettings
 
 ONE = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=20)
@@ -95,22 +91,6 @@ def test_a_row_whose_environment_fails_is_left_out_with_the_reason_and_the_other
     assert (outcomes[0].reason, len(outcomes[0].completions)) == (None, 1)
     assert outcomes[1].reason == "rows.jsonl line 2: the environment scripted failed: it raised KeyError: 'level'"
     assert outcomes[1].completions == ()
-
-
-@pytest.mark.parametrize(("pictures", "size", "kind"), [("whole", (600, 300), "PNG"), ("small", (480, 240), "WEBP")])
-def test_pictures_come_encoded_whole_or_small(pictures, size, kind):
-    environment = ScriptedEnvironment(lambda turn: told("see ", picture(600, 300)) if turn.number == 0 else Answered())
-    with contextlib.closing(episode_engine(lambda prompt: "5", environment, pictures=pictures)) as engine:
-        [outcome] = engine.respond([(0, row(message("user", picture(40, 30), "?")))], ONE)
-    assert outcome.completions[0].image_scales == ((2.0, 4.0),), "of the prompt's image"
-    [part] = outcome.completions[0].played.said[1].images
-    with Image.open(io.BytesIO(part.source)) as image:
-        assert (image.size, image.format) == (size, kind)
-    if pictures == "whole":
-        [shown] = images_of(outcome.completions[0].played.shown)
-        assert Image.open(io.BytesIO(shown.source)).size == (40, 30)
-    else:
-        assert outcome.completions[0].played.shown == ()
 
 
 class Watcher:

@@ -17,7 +17,6 @@ from PIL import Image
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.ppo import AgentConfig
-from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import Cut, Said, Sample
@@ -226,28 +225,6 @@ def test_images_that_are_shown_are_the_segments_own():
 
 
 @pytest.mark.parametrize(
-    ("limits", "settings", "answer", "end", "turns"),
-    [
-        ({"max_turns": 2}, {}, told("no"), "turns", 2),
-        ({"max_images": 1}, {}, told(IMAGE), "images", 2),
-        # 8 of the prompt, 2 of a turn, 7 of what is shown: 17, and with the second turn 26, which would leave nothing.
-        ({}, {"max_len": 26}, told("no"), "tokens", 2),
-        ({}, {"max_len": 28}, told("no"), "tokens", 3),
-    ],
-)
-def test_a_limit_ends_an_episode_with_the_policys_turn(limits, settings, answer, end, turns):
-    (sample,), _ = play(
-        Scripted(*[answer] * 4),
-        [said("5")] * 4,
-        limits=replace(LIMITS, **limits),
-        settings=replace(SETTINGS, **settings),
-    )
-    assert (sample.played.end, len(sample.generated), sample.segments[-1].kind) == (end, turns, "generated")
-    assert sample.played.over_turn
-    assert sample.masked
-
-
-@pytest.mark.parametrize(
     ("overturn", "reward", "masked"), [("mask", 0.25, True), ("keep", 0.25, False), ("penalise", -0.25, False)]
 )
 def test_an_episode_that_goes_too_far_is_masked_kept_or_pays(overturn, reward, masked):
@@ -314,29 +291,6 @@ def test_episodes_of_a_group_have_the_prompt_in_common_and_seeds_of_their_own():
     assert again.seeds == environment.seeds
 
 
-def weighing(**weights: float) -> GroupSettings:
-    parts = (WeightedPart(name=name, factors=(name,), weight=weight) for name, weight in weights.items())
-    return replace(SETTINGS, max_len=6000, part_weights=tuple(parts))
-
-
-CALL = '<grounding>{"bbox_2d": [0, 0, 1, 1], "source": "original_image"}</grounding>'
-THOUGHT, ANSWER = "<think>t</think>", "<think>t</think><answer>2</answer>"
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "kept"),
-    [(THOUGHT + CALL, ANSWER, 2), (CALL, ANSWER, 1), (THOUGHT + CALL, "2", 1), (CALL, "2", 0)],
-)
-def test_the_format_of_an_episode_is_that_of_all_its_turns(first, last, kept):
-    prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
-    settings = replace(weighing(turn_format=0.5), sampling=replace(SETTINGS.sampling, max_new_tokens=400))
-    turns = [(first.encode(), "stop", "</grounding>"), said(last)]
-    (sample,), _ = play(load_environment("crop"), turns, prompt=prompt, settings=settings)
-    assert (sample.scored.parts["turn_format"], sample.scored.parts["kept_turns"]) == (float(kept == 2), kept / 2)
-    assert sample.scored.reward == (0.5 if kept == 2 else 0.0)
-    assert (sample.scored.parts["used_tool"], sample.scored.parts["tool_execution"]) == (1.0, 1.0)
-
-
 CROP = '<grounding>{"bbox_2d": [0.5, 0, 1, 0.5], "source": "original_image"}</grounding>'
 SWAPPED = CROP.replace("[0.5, 0, 1, 0.5]", "[1, 0, 0.5, 0.5]")
 LONG = replace(SETTINGS, max_len=9000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
@@ -363,13 +317,6 @@ def test_turns_bring_their_pictures_the_boxes_of_these_and_what_became_of_calls(
     assert part.cut == Cut(picture=0, name="original_image", box=(30, 0, 60, 20), size=(60, 40))
     system, question = sample.played.shown
     assert (system.role, question.parts[1]) == ("system", TextPart("?"))
-
-
-def test_a_turn_has_the_rewards_that_it_earned():
-    (sample,), _ = play(
-        Scripted(told("no", rewards={"step": 0.25}), Answered(rewards={"step": 0.5})), [said("5"), said("2")]
-    )
-    assert [one.rewards for one in sample.played.said] == [(("step", 0.25),), (), (("step", 0.5),)]
 
 
 def test_a_turn_is_sampled_as_its_options_say_and_the_next_one_as_the_environment_does():
@@ -495,21 +442,6 @@ class Stubborn(Scripted):
         if self.closes is not None:
             episode.close = self.closes
         return episode
-
-
-async def never() -> None:
-    await asyncio.sleep(60)
-
-
-async def badly() -> None:
-    raise OSError("the browser is gone")
-
-
-@pytest.mark.parametrize(("closes", "logged"), [(never, "did not close in 0.2 s"), (badly, "failed to close")])
-def test_an_environment_that_does_not_close_holds_up_nothing(closes, logged, caplog):
-    samples, _ = play(Stubborn(OVER, closes=closes), [said("2")], limits=replace(LIMITS, answer_s=0.2))
-    assert [sample.played.end for sample in samples] == ["over"]
-    assert logged in caplog.text
 
 
 def test_a_row_that_an_environment_cannot_take_ends_the_run():

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +12,13 @@ from helpers import scripted_engines
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
 from helpers.samples import media_ref
-from PIL import Image
 
 from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt
+from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.generation.ray_engines import KitRolloutActor
 from lmm_r1.generation.request import EngineWeights
 from lmm_r1.scoring import ScoredResponse
@@ -239,23 +238,6 @@ def test_a_prompt_that_leaves_no_room_is_refused_or_skipped_and_never_cut():
     assert engine.requests == []
 
 
-def test_a_prompt_that_cannot_be_encoded_is_a_group_without_samples_where_rows_are_skipped():
-    small, skips = row(message("user", Image.new("RGB", (1, 1)))), replace(SETTINGS, bad_rows="skip")
-    with pytest.raises(RefusedPrompt, match="rows.jsonl, line 1: an image is too small"):
-        run(small, settings=skips)
-    with pytest.raises(UserError, match="an image is too small. To continue this run, .* --data.bad_rows skip"):
-        run(small, settings=replace(SETTINGS, bad_rows="stop"))
-
-    class Groups:
-        async def run(self, *given: Any, **named: Any) -> list[Any]:
-            raise RefusedPrompt("rows.jsonl, line 1: an image is too small")
-
-    actor = object.__new__(KitRolloutActor)
-    actor.llm, actor.groups, actor.weights = None, Groups(), EngineWeights()
-    group = asyncio.run(actor.generate_group(small, skips))
-    assert (group.samples, group.refused) == ([], "rows.jsonl, line 1: an image is too small")
-
-
 def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
     async def done(reset_running_requests: bool = False) -> None:
         """Empties nothing."""
@@ -276,23 +258,6 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
         return stamped
 
     assert asyncio.run(two_updates()) == [[0], [1], [2]]
-
-
-@pytest.mark.parametrize(("keep_images", "forgotten"), [(False, ["prefix", "encoder", "mm"]), (True, ["prefix"])])
-def test_features_of_images_are_forgotten_unless_their_weights_stay(keep_images, forgotten):
-    calls: list[str] = []
-
-    def noting(name: str) -> Callable[..., Awaitable[None]]:
-        async def done(**_: bool) -> None:
-            calls.append(name)
-
-        return done
-
-    actor = object.__new__(KitRolloutActor)
-    actor.llm = SimpleNamespace(**{f"reset_{name}_cache": noting(name) for name in ("prefix", "encoder", "mm")})
-    actor.weights, actor.paused = EngineWeights(), False
-    asyncio.run(actor.reset_caches(keep_images=keep_images))
-    assert calls == forgotten
 
 
 def test_keys_and_values_of_old_weights_are_never_kept_in_silence():

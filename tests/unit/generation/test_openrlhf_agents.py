@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterTokenizer
 from helpers.conversations import message, row
-from helpers.scripted_engines import LIMITS, TalkingEngine, play_group
+from helpers.scripted_engines import TalkingEngine, play_group
 from helpers.tables import table
 
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, agent_class, load_agent
@@ -16,7 +16,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.executors import ExecutorRollout
 from lmm_r1.generation.request import EngineWeights
-from remote_rm.verifier import Score
 
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
@@ -132,11 +131,6 @@ def play(agent, *turns, prompt=PROMPT, **more):
     return play_group(partial(rollout, environment=agent), engine, prompt, **more), engine
 
 
-class Judge:
-    async def reward(self, **request):
-        return Score(reward=float(request["response"] == "2"), score=1.0, parts={})
-
-
 def test_steps_are_turns_of_an_episode(agent):
     (sample,), engine = play(agent(STEPS), "5", "2")
     shown = [NEWLINE, ord("u"), *[PLACEHOLDER] * PATCHES, AFTER_IMAGE, END, NEWLINE, ord("a")]
@@ -231,24 +225,6 @@ def test_an_episode_that_is_not_what_was_generated_is_not_learnt_from(agent, cap
     assert (sample.played.end, sample.masked) == ("failed", True)
     assert sample.token_ids == [*PROMPT_IDS, ord("7"), END]
     assert told in caplog.text
-
-
-def test_rewards_come_from_the_executor_or_from_a_judge(agent):
-    silent = {"CHANGED": "result['reward'] = None"}
-    with pytest.raises(UserError, match="execute returns no reward, and nothing else judges its episodes"):
-        play(agent(EXECUTES, **silent), "5", "2")
-    (sample,), _ = play(agent(EXECUTES, **silent), "5", "2", scorer=Judge())
-    assert (sample.scored.reward, sample.scored.parts["agent_reward"]) == (1.0, 0.0)
-    (sample,), _ = play(agent(EXECUTES), "5", "2", scorer=Judge())
-    assert (sample.scored.reward, sample.scored.parts["agent_reward"]) == (2.5, 1.5)
-
-
-def test_an_executor_that_takes_no_images_is_given_none_and_gets_no_row_with_one(agent):
-    blind = agent(EXECUTES.replace(", images=None):", "):\n        images = None"))
-    (sample,), _ = play(blind, "5", "2")
-    assert sample.played.end == "over"
-    with pytest.raises(UserError, match="has no parameter images; add it, or leave such rows out"):
-        play(blind, "5", "2", prompt=PICTURED, limits=LIMITS)
 
 
 @pytest.mark.parametrize(

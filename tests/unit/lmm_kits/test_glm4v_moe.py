@@ -1,13 +1,10 @@
 """The kit of GLM-4.5V and GLM-4.6V: released names, shapes and templates, both processors, the routers' bias and their loss."""
 
-import copy
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.conversations import clip, message, picture
+from helpers.conversations import clip, message
 from helpers.tables import table
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors.torch import load_file
@@ -22,7 +19,6 @@ from transformers import (
 from lmm_r1.checkpoints.merging import write_checkpoint
 from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 from lmm_r1.models.adapters import merged_state_dict
 
 KIT = get_kit("glm4v_moe")
@@ -58,27 +54,6 @@ OF_EXPERTS = {
 }
 LAYERS, TOWER_LAYERS = 46, 24
 TENSORS, NUMBERS = 18_106, 107_710_933_120  # of the whole release
-# Writes what GLM-4.5V's does in a conversation of a question, an answer and what a tool says to it.
-THINKING_TEMPLATE = """\
-[gMASK]<sop>
-{%- for turn in messages -%}
-{%- if turn.role == 'user' -%}
-{{- '<|user|>\\n' -}}
-{%- if turn.content is string -%}{{- turn.content -}}{%- else -%}
-{%- for part in turn.content -%}
-{{- part.text if part.type == 'text' else '<|begin_of_image|><|image|><|end_of_image|>' -}}
-{%- endfor -%}
-{%- endif -%}
-{%- elif turn.role == 'assistant' -%}
-{{- '<|assistant|>\\n<think></think>\\n' + turn.content.split('</think>')[-1].strip() -}}
-{%- elif turn.role == 'tool' -%}
-{{- '<|observation|>\\n<tool_response>\\n' + turn.content + '\\n</tool_response>' -}}
-{%- else -%}
-{{- '<|system|>\\n' + turn.content -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
-"""
 BIAS = "model.language_model.layers.1.mlp.gate.e_score_correction_bias"
 
 
@@ -175,34 +150,3 @@ def test_the_seconds_of_a_video_are_written_as_the_checkpoints_processor_writes_
         text = own.tokenizer.decode(encode(KIT, own, watched).token_ids)
         steps = "".join(f"{image}{time}" for time in times)
         assert f"<|begin_of_video|>{steps}<|end_of_video|>" in text
-
-
-@pytest.fixture
-def thinking(processor: Any, tmp_path: Path) -> Any:
-    """A processor in the files of a release, whose tokenizer names the end of a document."""
-    own = copy.deepcopy(processor)
-    own.tokenizer.eos_token = "<|endoftext|>"
-    own.chat_template = own.tokenizer.chat_template = THINKING_TEMPLATE
-    for part in (own.image_processor, own.video_processor, own.tokenizer):
-        part.save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(THINKING_TEMPLATE)
-    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        settings = json.loads((tmp_path / name).read_text())
-        (tmp_path / name).write_text(json.dumps({**settings, "processor_class": "Glm46VProcessor"}))
-    return KIT.load_processor(str(tmp_path), trust_remote_code=False)
-
-
-def test_a_template_with_thoughts_and_tools_is_taken(thinking):
-    assert thinking.tokenizer.eos_token == "<|user|>"
-    asked = message("user", picture(56, 56), "Which digit?")
-    prompt = KIT.chat_text(thinking, [asked], add_generation_prompt=True)
-    assert prompt == ("[gMASK]<sop><|user|>\n<|begin_of_image|><|image|><|end_of_image|>Which digit?<|assistant|>")
-    answered = [asked, message("assistant", "4")]
-    whole = KIT.chat_text(thinking, answered, add_generation_prompt=False)
-    assert whole == f"{prompt}\n<think></think>\n4<|user|>"
-    shown = message("tool", "It is 4.")
-    turn = encode_turn(KIT, thinking, shown, images=[])
-    expected = "<|observation|>\n<tool_response>\nIt is 4.\n</tool_response><|assistant|>"
-    assert thinking.tokenizer.decode(turn.token_ids) == expected
-    # A model that calls a tool ends with the token that opens the tool's answer.
-    assert without_end(turn, [5, turn.token_ids[0]]).token_ids == turn.token_ids[1:]

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.conversations import clip, message, picture
-from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.conversations import message, picture
 from helpers.tiny_models import encode, make_actor
 from PIL import Image
 from safetensors import safe_open
@@ -152,70 +151,6 @@ def test_released_names_are_those_of_the_parameters(name, folder):
         "model.vision_model.encoder.layers.0.self_attn.out_proj.weight",
         "model.vision_model.post_layernorm.weight",
     } <= names
-
-
-def other_shapes(name: str, folder: Path, copy: Path, **image_processor: Any) -> Path:
-    """Write a model with one key and value head for three heads, as SmolVLM2-500M, patches of 16 and 4 x 4 of them a token."""
-    kit = get_kit(name)
-    config = kit.load_config(str(folder), trust_remote_code=False)
-    text, vision = config.text_config, config.vision_config
-    text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.head_dim = 96, 3, 1, 32
-    vision.hidden_size, vision.num_attention_heads, vision.image_size, vision.patch_size = 96, 3, 128, 16
-    config.scale_factor = 4
-    torch.manual_seed(0)
-    kit.model_class(config).save_pretrained(copy)
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
-    processor.image_seq_len = (128 // 16 // 4) ** 2
-    processor.image_processor.max_image_size = {"longest_edge": 128}
-    for setting, value in image_processor.items():
-        setattr(processor.image_processor, setting, value)
-    kit.save_processor(processor, copy)
-    return copy
-
-
-# Three and a half tiles along the longer side; a single one; a single one as images are not cut at all.
-CUTS = {
-    "no multiple": {"size": {"longest_edge": 448}},
-    "one tile": {"size": {"longest_edge": 128}},
-    "whole": {"size": {"longest_edge": 256}, "do_image_splitting": False},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "cut"),
-    [
-        ("smolvlm", "one tile"),
-        *(
-            pytest.param(name, cut, marks=pytest.mark.full)
-            for name in NAMES
-            for cut in CUTS
-            if (name, cut) != ("smolvlm", "one tile")
-        ),
-    ],
-    indirect=["name"],
-)
-def test_the_engine_agrees_on_models_of_other_shapes_and_cuts(name, cut, folder, tmp_path):
-    kit = get_kit(name)
-    saved = other_shapes(name, folder, tmp_path / "other", **CUTS[cut])
-    actor = make_actor(saved, ban_media_tokens=True)
-    disturb(actor, seed=0)
-    actor.model.save_pretrained(saved)
-    processor = kit.load_processor(str(saved), trust_remote_code=False)
-    prompts = [
-        encode(kit, processor, [message("user", *(picture(*size) for size in sizes), "Which digit?")])
-        for sizes in ([(140, 84)], [(56, 400), (300, 1)], [(90, 90)] * 2)
-    ]
-    numbers = [prompt.media["pixel_values"].shape[1] for prompt in prompts]
-    # 448 x 268 pixels become 512 x 306: 3 x 4 tiles; 4 x 1 and 1 x 4; 4 x 4.
-    assert numbers == ([12 + 1, 4 + 1 + 4 + 1, 2 * (16 + 1)] if cut == "no multiple" else [1, 2, 2])
-    if kit.takes_videos:
-        # A frame is written as an image of a single tile is.
-        shown = [clip(3, 140, 84), "or", picture(90, 90), "?"], [picture(20, 20), clip(1, 30, 60), picture(300, 1)]
-        prompts += [encode(kit, processor, [message("user", *parts)]) for parts in shown]
-    with running_engine(kit, saved, max_images=2, max_videos=1) as llm:
-        samples = sampled(llm, kit, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
-    assert largest_difference(actor, prompts, samples) <= 1e-4
 
 
 def altered_processor(folder: Path, copy: Path, **settings: Any) -> str:

@@ -1,9 +1,6 @@
 """The kit of LLaVA-OneVision: prompts in full, crops and what is cut off them, the opened turn, names, other shapes."""
 
-import pytest
-import torch
 from helpers.conversations import clip, message, picture
-from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor
 from safetensors import safe_open
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -70,33 +67,3 @@ def test_what_is_saved_has_the_names_of_the_released_checkpoints(folder, tmp_pat
     # Transformers' table of them: each begins with what it renames.
     known = [pattern for one in get_checkpoint_conversion_mapping(KIT.model_type) for pattern in one.source_patterns]
     assert all(any(name.startswith(pattern.lstrip("^")) for pattern in known) for name in names), known
-
-
-@pytest.mark.slow
-@pytest.mark.full
-def test_the_engine_agrees_on_a_model_of_other_shapes(folder, processor, tmp_path):
-    """One key and value head for three heads; crops of 3 x 3 patches and grids of one row or column only, as released ones may be."""
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    text, vision = config.text_config, config.vision_config
-    text.hidden_size, text.num_attention_heads, text.num_key_value_heads = 96, 3, 1
-    vision.hidden_size, vision.num_attention_heads, vision.image_size, vision.patch_size = 96, 3, 48, 16
-    grids = [[48, 48], [48, 96], [48, 144], [96, 48], [144, 48]]
-    config.image_grid_pinpoints = grids
-    torch.manual_seed(0)
-    made = KIT.model_class(config)
-    made.save_pretrained(tmp_path)
-    processor.num_image_tokens = 9
-    processor.image_processor.image_grid_pinpoints = grids
-    processor.image_processor.size = {"height": 48, "width": 48}
-    KIT.save_processor(processor, tmp_path)
-    actor = make_actor(tmp_path, ban_media_tokens=True)
-    disturb(actor, seed=0)
-    actor.model.save_pretrained(tmp_path)
-    processor = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    prompts = [
-        encode(KIT, processor, [message("user", *(picture(*size) for size in sizes), "Which digit?")])
-        for sizes in ([(140, 84)], [(56, 400), (300, 1)], [(90, 90)] * 2)
-    ]
-    with running_engine(KIT, tmp_path, max_images=2) as llm:
-        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
-    assert largest_difference(actor, prompts, samples) <= 1e-4

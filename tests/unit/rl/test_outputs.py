@@ -97,10 +97,6 @@ def rollout() -> list[TrainingSample]:
     ]
 
 
-def places(passes: list[Pass]) -> list[list[int]]:
-    return [[one.place for one in part] for part in passes]
-
-
 def test_a_group_has_its_prompt_in_common():
     sizes = sample_sizes([*rollout(), sample([1, 2], [4])])
     assert [(size.prompt, size.response) for size in sizes] == [
@@ -125,12 +121,6 @@ def test_what_samples_of_a_group_go_on_alike_with_is_known(monkeypatch):
         samples[number].media = (shown,)
     assert [size.shared for size in sample_sizes(samples[:3])] == [((0, 1), (1, 2)), ((0, 1), (1, 2)), ((0, 1),)]
     assert [(size.response, size.own) for size in sample_sizes(samples[:3])] == [(4, 1), (4, 1), (4, 3)]
-
-
-def test_the_rollouts_models_run_on_whole_groups_of_known_places():
-    passes = maker().forward_passes(rollout())
-    assert sorted(places(passes)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert all(len({one.media for one in part}) == 1 for part in passes)
 
 
 def updated_samples(steps: list[list[list[Pass]]]) -> list[list[list[int]]]:

@@ -119,16 +119,6 @@ def test_a_rollout_ends_with_the_groups_that_finish_first_and_the_others_are_in_
     assert calls == ["pause_generation", "new weights", "resume_generation", "new weights", "new weights"]
 
 
-def test_a_group_may_be_held_over_as_often_as_the_user_says(scripted):
-    ticks = {"b": 10}
-    run = scripted("a b c d e f g h", ticks=ticks, rollout__oversample_max_held=2)
-    assert run.fit() == 4
-    # b is begun for the first step, and must be in the third.
-    assert run.learnt == [["a", "c"], ["d", "e"], ["f", "b"], ["g", "h"]]
-    assert [status["rollout/held_over_groups"] for status in run.logged] == [1, 1, 1, 0]
-    assert scripted("a b c d e f g h", ticks=ticks, rollout__oversample=1.0).learner.generator.under_way.used is False
-
-
 def test_of_a_stream_that_ends_every_prompt_is_used_once_in_each_episode(scripted):
     # Of five prompts an episode's steps take four, as without over-sampling.
     run = scripted("a b c d e", ticks={"a": 9, "d": 7}, episodes=2)

@@ -1,23 +1,16 @@
 """What flags of reinforcement learning do to losses, rewards and prompts, by hand-computed numbers."""
 
-import contextlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
-from helpers.character_kit import CharacterKit
-from helpers.conversations import picture
 from helpers.played_updates import PlayedEngine, PlayedStrategy
 from helpers.rl_steps import sample
-from helpers.sessions import checkpoint_of
 from helpers.tables import frozen, table
 
 from lmm_r1 import dotted
@@ -25,13 +18,9 @@ from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import check_prompt
-from lmm_r1.errors import UserError
-from lmm_r1.rl import loop, run
-from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
+from lmm_r1.rl import run
 from lmm_r1.rl.losses import PolicyLoss
-from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.outputs import shape_rewards
-from lmm_r1.rl.resume import BestEvaluation, Checkpoints
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
 from lmm_r1.train.start import blended_rows
 from lmm_r1.train.update import Step, update
@@ -216,29 +205,10 @@ def test_long_and_cut_off_responses_lose_reward(flags, left):
     assert [one.reward for one in samples] == pytest.approx(left)
 
 
-def write(path: Path, *records: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
 def prompts(path: str, **flags: object) -> list[Row]:
     own = dotted.replace(config(**flags), {"data.prompt_dataset": path, "rollout.batch_size": 1})
     load = partial(run._load, own, split=own.data.prompt_split, check=check_prompt)
     return list(blended_rows(own, load))
-
-
-keeping = partial(config, data__overlong_images="keep")
-
-
-def test_a_prompt_with_more_images_than_allowed_is_refused(tmp_path):
-    picture(8, 8).save(tmp_path / "a.png")
-    record = {"messages": "<image><image>x", "answer": "1", "images": ["a.png", "a.png"]}
-    (row,) = prompts(write(tmp_path / "rows.jsonl", record))
-    policy = checkpoint_of(CharacterKit())
-    for allowed in (0, 2):
-        run._check_row(keeping(data__max_images_per_prompt=allowed), policy, None, None, row, lengths=[])
-    with pytest.raises(UserError, match="2 images, more than --data.max_images_per_prompt 1"):
-        run._check_row(keeping(data__max_images_per_prompt=1), policy, None, None, row, lengths=[])
 
 
 SIZES = {"actor": (2, 2), "ref": (1, 4), "critic": (1, 3), "reward": (2, 1)}
@@ -253,60 +223,6 @@ def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
     }
     engines = {"vllm.num_engines": 3, "vllm.tensor_parallel_size": 2}
     assert needed_gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
-
-
-@pytest.mark.parametrize("kept", [{}, {"eval.top_p": 0.5, "eval.top_k": 3}], ids=str)
-def test_an_evaluation_samples_as_its_flags_say(kept):
-    asked = []
-    own = config(
-        eval__dataset="e", eval__steps=1, eval__temperature=0.25, eval__n_samples_per_prompt=3, rollout__top_k=7
-    )
-    # What is left of the policy in training is not in an evaluation, unless it has such flags of its own.
-    own = dotted.replace(own, {"rollout.top_p": 0.9} | kept)
-    generator = KitSamplesGenerator(own, [], group_settings(own))
-    generator.generate = lambda rows, settings: asked.append(settings.sampling) or []
-    trained = object.__new__(loop.RLRun)
-    trained.config, trained.learner, trained.eval_rows = own, SimpleNamespace(generator=generator), []
-    trained.recorder = SimpleNamespace(evaluation=lambda step, groups: {})
-    trained._evaluate(1)
-    (sampling,) = asked
-    expected = (kept.get("eval.top_p", 1.0), kept.get("eval.top_k", -1))
-    assert (sampling.temperature, sampling.n_samples, sampling.top_p, sampling.top_k) == (0.25, 3, *expected)
-
-
-@pytest.mark.parametrize(
-    ("key", "saved"), [("", ["best_global_step1"]), ("none", []), ("eval_b_pass2", ["best_global_step2"])]
-)
-def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
-    tags = []
-    own = config(ckpt__best_metric_key=key, eval__dataset="e", eval__steps=1)
-    group = SimpleNamespace(start=lambda method, tag, **given: tags.append((method.__name__, tag)) or [])
-    best = BestEvaluation(key=own.ckpt.best_metric_key)
-    checkpoints = Checkpoints(config=own, models=Models(policy=group), best=best)
-    monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
-    checkpoints.save_if_best({"eval_a_pass1": 0.5}, 1, {})
-    checkpoints.save_if_best({"eval_a_pass1": 0.25, "eval_b_pass2": 0.75}, 2, {})
-    assert [tag for method, tag in tags if method == "save_checkpoint"] == saved
-
-
-@pytest.mark.parametrize("copies", [False, True])
-def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_asked_for(copies, tmp_path):
-    saved = []
-    worker = object.__new__(KitPolicyActor)
-    worker.strategy = SimpleNamespace(
-        config=config(ckpt__output_dir=str(tmp_path), ckpt__disable_ds=True, ckpt__save_hf=copies),
-        unsettled=contextlib.nullcontext,
-        save_model=lambda model, tokenizer, folder: saved.append(folder),
-    )
-    worker.model, worker.processor, worker.average = None, None, None
-    worker.save_checkpoint("global_step3")
-    folder = str(tmp_path / "checkpoints" / "global_step3_hf")
-    assert saved == ([folder] if copies else [])
-    # The moving average of the weights is a model beside it.
-    saved.clear()
-    worker.average = SimpleNamespace(in_weights=contextlib.nullcontext)
-    worker.save_checkpoint("global_step3")
-    assert saved == ([folder, f"{folder}/ema"] if copies else [])
 
 
 def test_the_critics_values_are_clipped_to_the_range_of_the_flag():

@@ -3,27 +3,23 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
 from helpers.rl_steps import PlayedGroup
-from helpers.samples import generated_sample
 from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.checkpoint_folder import begin, mark_complete, saving_name, write_latest
-from lmm_r1.records.run_folder import RunFolder, read_run
+from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.rl import loop
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.run import workers_strategy
-from lmm_r1.scoring import Moment
 
 SETTINGS = table("rl/run_resume", "settings")
 
@@ -99,17 +95,6 @@ def test_the_best_checkpoint_before_goes_once_both_models_are_saved(make_trainer
     trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 6, at(trainer, 6))
     trainer.checkpoints.save_if_best({}, 8, at(trainer, 8))
     assert calls == [], "none is better"
-
-
-def test_what_is_saved_before_a_stop_knows_the_best_evaluation(make_trainer, calls, capsys):
-    trainer = make_trainer()
-    trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
-    calls.clear()
-    trainer._save_before_stop(at(trainer, 5))
-    assert asked(calls) == both_save_then_both_settle("global_step5")
-    states = calls[0][2]["client_states"]
-    assert (states["best_eval_metric_key"], states["best_eval_metric_value"]) == ("eval_test_pass1", 0.25)
-    assert (states["global_step"], states["kl_coef"]) == (5, 0.1)
 
 
 @pytest.mark.parametrize(("made", "saved"), [([7, 7], True), ([7, 8], False)])
@@ -221,29 +206,3 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(make_trainer, calls,
     assert evaluated == [2]
     assert asked(calls) == both_save_then_both_settle("best_global_step4")
     assert trainer.checkpoints.best.value == 0.75
-
-
-def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_kept(make_trainer, tmp_path):
-    asked = make_trainer(eval__before_training=True, eval__n_samples_per_prompt=2, logger__rollouts_per_step=1)
-    samples = [generated_sample(of=asked.eval_rows[0], score=score, text="2") for score in (1.0, 0.0)]
-    calls = []
-
-    def evaluate(rows: object, **sampling: object) -> list[list[Sample]]:
-        calls.append(sampling)
-        # The second prompt was too long.
-        return [samples, []]
-
-    for trainer, step, count in ((make_trainer(), 0, 0), (asked, 1, 0), (asked, 0, 1), (asked, 0, 1)):
-        trainer.learner.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
-        trainer._catch_up_on_evaluation()
-        assert len(calls) == count
-    assert calls == [
-        {"temperature": 0.6, "top_p": 1.0, "top_k": -1, "n_samples": 2, "moment": Moment(step=0, held_out=True)}
-    ]
-    (stage,) = read_run(tmp_path / "run").stages
-    source = samples[0].row.datasource
-    assert asked.folder.logged(0, prefix="eval_") == {f"eval_{source}_pass1": 0.5, f"eval_{source}_pass2": 1.0}
-    kept = stage.rollouts.read(range(len(stage.rollouts)))
-    assert [(one.step, one.held_out, one.response) for one in kept] == [
-        (0, True, sample.response) for sample in samples
-    ]

@@ -21,7 +21,6 @@ from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.mismatch import ROWS_WITH
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
-from remote_rm.verifier import Score
 
 SETTINGS = replace(
     scripted_engines.SETTINGS,
@@ -128,22 +127,6 @@ def test_a_step_takes_as_many_prompts_as_its_bound_and_stops_with_what_was_dropp
     assert len(rollout(["a", "b"], count=2, filtering=True, max_batches=1).groups) == 2
 
 
-def test_dropped_groups_are_kept_without_their_media_as_far_as_the_records_have_room():
-    class Shown(KitSamplesGenerator):
-        def generate(self, rows, settings, **others: object):
-            media = media_ref("picture")
-            return [[replace(generated_sample(of=item, media=media, reward=reward), reward=Score(reward=reward, score=reward, parts={})) for reward in (3.0, 3.0 + (item.answer == "a"))] for item in rows]  # fmt: skip
-
-    prompts = PromptStream([row(message("user", "?"), answer=answer) for answer in "aabba"], seed=0, episodes=1)
-    made = Shown(ARGS, [], SETTINGS, group_filter=GroupFilter(bounds=(0, 9), min_std=0.5)).rollout(prompts, count=4)
-    assert [group.reason for group in made.dropped] == ["std", "std"]
-    assert [group.rewards for group in made.dropped] == [(3.0, 3.0)] * 2
-    # Of two groups of two, three samples have room for one.
-    assert [len(group.samples) for group in made.dropped] == [2, 0]
-    assert all(not sample.media for group in made.dropped for sample in group.samples)
-    assert all(sample.media for group in made.groups for sample in group)
-
-
 def test_a_sample_marks_the_response_among_the_next_tokens():
     first, second = rollout(["a"], count=1, filtering=False).samples
     assert first.token_ids.tolist() == [5, 6, 7, 8, 9]
@@ -226,17 +209,3 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
     generator.evaluate([item], temperature=0.0, n_samples=1, moment=held_out)
     assert [[part.weight for part in settings.part_weights] for settings in asked] == [[0.5], []]
     assert made.part_weights == asked[0].part_weights
-
-
-def test_evaluation_plays_every_episode_by_itself_whatever_training_does():
-    asked: list[GroupSettings] = []
-
-    class Noting(KitSamplesGenerator):
-        def generate(self, rows, settings, **others: object):
-            asked.append(settings)
-            return []
-
-    args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
-    Noting(args, [], replace(SETTINGS, branches=2)).evaluate([], temperature=0.0, n_samples=3)
-    (settings,) = asked
-    assert (settings.branches, settings.sampling.n_samples, settings.media) == (1, 3, False)

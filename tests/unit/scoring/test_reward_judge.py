@@ -1,31 +1,23 @@
 """The judge around a reward model: batches over requests, limits, and samples that cannot be scored."""
 
 import asyncio
-import base64
-import io
-import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from helpers.conversations import message, picture, row
-from helpers.value_models import save_reward_model, sent_by_openrlhf, sent_by_rollouts
+from helpers.value_models import save_reward_model
 
 from lmm_r1.cli import serve_rm
 from lmm_r1.config import hardware
-from lmm_r1.data.messages import ImagePart, Row, to_json
+from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.scoring.reward_judge import RewardItem, RewardModelJudge, create_app
+from lmm_r1.scoring.reward_judge import RewardItem, RewardModelJudge
 from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
-from remote_rm.verifier import PoolUnavailable, ServiceLimits, UnusableItem
-
-TEXT = row(message("user", "What is 12 + 34?"), answer="")
-ANSWER, OTHER = "<answer>46</answer>", "What?"
+from remote_rm.verifier import PoolUnavailable, UnusableItem
 
 
 class CharacterModel:
@@ -179,14 +171,6 @@ def test_a_full_queue_refuses_until_there_is_room():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    picture(84, 56).save(folder / "picture.png")
-    (folder / "broken.png").write_bytes(b"no image")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def model(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> RewardModel:
     saved = save_reward_model(tiny_checkpoint("qwen2_5_vl"), tmp_path_factory.mktemp("reward") / "model")
     return RewardModel(
@@ -198,90 +182,6 @@ def model(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
         normalize=False,
         trust_remote_code=False,
     )
-
-
-def client_of(model: RewardModel, folder: Path, **changes: Any) -> TestClient:
-    settings = {"limits": ServiceLimits(max_request_bytes=100_000), "token": None, "log_sample_share": 0.0}
-    media = MediaAccess(roots=(folder,), allow_urls=False)
-    return TestClient(create_app(lambda: model, media=media, **(settings | changes)))
-
-
-@pytest.fixture(scope="module")
-def client(model: RewardModel, folder: Path) -> Iterator[TestClient]:
-    with client_of(model, folder) as running:
-        yield running
-
-
-def image_row(folder: Path) -> Row:
-    return row(message("user", ImagePart(str(folder / "picture.png")), "Which digit is this?"), answer="4")
-
-
-def test_a_rollouts_samples_get_the_rewards_of_the_model(client, model, folder):
-    for asked in (TEXT, image_row(folder)):
-        reply = client.post("/get_reward", json=sent_by_rollouts(model, asked, [ANSWER, OTHER])).json()
-        expected = model.score([model.encode(asked, ANSWER), model.encode(asked, OTHER)])
-        assert reply["rewards"] == pytest.approx(expected, abs=1e-5)
-        assert reply["scores"] == reply["rewards"]
-        assert reply["rewards"][0] != reply["rewards"][1]
-
-
-def test_openrlhfs_samples_get_the_rewards_of_the_model(client, model):
-    reply = client.post("/get_reward", json=sent_by_openrlhf(model, TEXT, [ANSWER, OTHER])).json()
-    expected = model.score([model.encode(TEXT, ANSWER), model.encode(TEXT, OTHER)])
-    assert reply["rewards"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_an_image_may_come_within_the_request(client, model, folder):
-    stream = io.BytesIO()
-    picture(84, 56).save(stream, "PNG")
-    uri = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
-    asked = image_row(folder)
-    request = sent_by_rollouts(model, asked, [ANSWER])
-    sent = json.loads(request["prompts"][0])
-    sent[0]["content"][0]["image"] = uri
-    reply = client.post("/get_reward", json=request | {"prompts": [json.dumps(sent)]}).json()
-    assert reply["rewards"] == pytest.approx(model.score([model.encode(asked, ANSWER)]), abs=1e-5)
-
-
-def test_a_sample_that_cannot_be_scored_is_named(client, model, folder):
-    good = sent_by_rollouts(model, TEXT, [ANSWER, ANSWER])
-    broken = row(message("user", ImagePart(str(folder / "broken.png")), "?"))
-    held = row(message("user", picture(84, 56), "?"))
-    gone = row(message("user", ImagePart(str(folder.parent / "gone.png")), "?"))
-    for bad, told in (
-        (sent_by_rollouts(model, TEXT, ["What? " * 200]), "prompts[1]: the prompt and the response take "),
-        (good | {"prompts": [*good["prompts"][:1], to_json(broken.messages)]}, "prompts[1]: cannot read the image "),
-        (
-            good | {"prompts": [*good["prompts"][:1], to_json(held.messages)]},
-            "prompts[1]: the prompt names its image only as <image 84x56>",
-        ),
-        (
-            good | {"prompts": [*good["prompts"][:1], to_json(gone.messages)]},
-            "is not below a folder given with --image_root",
-        ),
-        (
-            {"query": ["a", "b<|image_pad|>c"], "prompts": ["a", "b<|image_pad|>"], "labels": ["", ""]},
-            "query[1]: the text holds the ",
-        ),
-        ({"query": ["a", ""], "prompts": ["a", ""], "labels": ["", ""]}, "query[1]: the text is empty"),
-    ):
-        if len(bad["query"]) == 1:
-            bad = {name: [*good[name][:1], *bad[name]] for name in bad}
-        reply = client.post("/get_reward", json=bad)
-        assert reply.status_code == 422
-        assert told in reply.json()["detail"]
-    assert client.post("/get_reward", json=good).status_code == 200
-
-
-def test_limits_of_the_reward_service_hold(client, model, folder):
-    empty: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
-    assert client.post("/get_reward", json=empty).json()["rewards"] == []
-    assert client.post("/get_reward", json=empty | {"labels": ["1"]}).status_code == 422
-    assert client.post("/get_reward", json=empty | {"labels": ["1" * 200_000]}).status_code == 413
-    with client_of(model, folder, token="secret") as guarded:
-        assert guarded.post("/get_reward", json=empty).status_code == 401
-        allowed = {"Authorization": "Bearer secret"}
-        assert guarded.post("/get_reward", json=empty, headers=allowed).status_code == 200
 
 
 @pytest.mark.parametrize(
