@@ -146,10 +146,10 @@ def test_branches_of_an_episode_go_on_by_themselves_from_where_it_was(environmen
         for number, text in enumerate(begun):
             await trunk.answer(turn(text, number=number))
         branch = trunk.branch()
-        answers = [
-            [await episode.answer(turn(text, number=number)) for episode, text in ((trunk, mine), (branch, theirs))]
-            for number, (mine, theirs) in enumerate(zip(one, other, strict=True), len(begun))
-        ]
+        answers = []
+        for number, texts in enumerate(zip(one, other, strict=True), len(begun)):
+            turns = zip((trunk, branch), texts, strict=True)
+            answers.append([await episode.answer(turn(text, number=number)) for episode, text in turns])
         for episode in (branch, trunk):
             await episode.close()
         return answers

@@ -1,4 +1,4 @@
-"""README.md: short, plain and true; test_figures.py checks its figures."""
+"""README.md: its commands, files and targets exist."""
 
 import re
 from pathlib import Path
