@@ -161,11 +161,6 @@ def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.Temp
     )
 
 
-def environment(work: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    return kept | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "HOME": str(work), "OMP_NUM_THREADS": "1"}
-
-
 def ended(
     *command: str, work: Path, stdin: str = "", stdout: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:

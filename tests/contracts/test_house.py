@@ -1,9 +1,7 @@
-"""The house's rules: layers, types and budgets, each of which fails on a planted breach, and what names may stand where."""
+"""The house's rules on names: one class of each name, and architectures named in their kits only."""
 
 import ast
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,20 +11,6 @@ import lmm_r1
 from lmm_r1.lmm_kits import KITS, get_kit
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(folder: Path, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(sys.executable).with_name(command), *arguments],
-        cwd=folder,
-        env={"PYTHONPATH": str(folder), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
-
-
-def budgets(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, ROOT / ".ci" / "budgets.py"], cwd=folder, capture_output=True, text=True)
 
 
 NOT_YET_RENAMED = {

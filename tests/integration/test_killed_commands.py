@@ -92,10 +92,6 @@ def test_a_killed_command_leaves_all_of_its_output_or_none(name, tmp_path):
     assert killed > 0, "it was too quick for each of the moments"
 
 
-EVALUATE = ["--checkpoints", "m=input/model", "--files", "f=input/rows.jsonl", "--output", "output/evaluation.json"]
-EVALUATE += ["--system_prompt", "none"]
-
-
 def _seconds(command: KillableCommand, written: Path) -> float:
     _remove(written)
     began = time.monotonic()

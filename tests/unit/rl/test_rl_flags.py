@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +15,9 @@ from helpers.tables import frozen, table
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.hardware import needed_gpus
-from lmm_r1.data.messages import Row
-from lmm_r1.data.training_rows import check_prompt
-from lmm_r1.rl import run
 from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.outputs import shape_rewards
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
-from lmm_r1.train.start import blended_rows
 from lmm_r1.train.update import Step, update
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -203,12 +198,6 @@ def test_long_and_cut_off_responses_lose_reward(flags, left):
     samples[2].truncated = True
     shape_rewards(samples, config(rollout__max_new_tokens=10, **flags))
     assert [one.reward for one in samples] == pytest.approx(left)
-
-
-def prompts(path: str, **flags: object) -> list[Row]:
-    own = dotted.replace(config(**flags), {"data.prompt_dataset": path, "rollout.batch_size": 1})
-    load = partial(run._load, own, split=own.data.prompt_split, check=check_prompt)
-    return list(blended_rows(own, load))
 
 
 SIZES = {"actor": (2, 2), "ref": (1, 4), "critic": (1, 3), "reward": (2, 1)}
