@@ -13,7 +13,7 @@ SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py .ci/full
 
 CHROMIUM ?= chromium
 
-.PHONY: install demo demo-readme quick test full test-full check format bench docs wheel release clean
+.PHONY: install demo demo-readme quick test full nightly test-full check format bench docs wheel release clean
 
 install: $(STAMP)
 
@@ -42,18 +42,21 @@ QUICK := $(addprefix tests/unit/,config data files) $(wildcard tests/unit/record
 quick: $(STAMP)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not full and not slow" $(QUICK)
 
-# Every promise once; test-full adds all kits in all settings, kills, fuzzing and the benchmarks' smoke tests, and full
-# adds those of them that the change asks for.
+# Every promise once, with the four kits that differ most.
 test: $(STAMP)
 	$(KEEP_MEMORY) $(VENV)/bin/python -m pytest -n $(WORKERS) -m "not full"
 
-# Code 5 of pytest: no test of these is marked so.
+# What a change asks for of all kits in all settings, kills, fuzzing and benchmarks. Code 5 of pytest: no test is marked so.
 full: $(STAMP)
 	tests=$$($(VENV)/bin/python .ci/full_tests.py); [[ -z $$tests ]] || \
 	$(KEEP_MEMORY) $(VENV)/bin/python -m pytest -n $(WORKERS) -m full $$tests || [[ $$? == 5 ]]
 
 test-full: $(STAMP)
 	$(KEEP_MEMORY) $(VENV)/bin/python -m pytest -n $(WORKERS)
+
+# Everything; then commit .ci/full_suite, from which the gate on the main branch counts.
+nightly: check test-full
+	git rev-parse HEAD > .ci/full_suite
 
 check: $(STAMP)
 	$(VENV)/bin/black --check --quiet $(SOURCES) || { echo "run: make format" >&2; exit 1; }

@@ -1,7 +1,7 @@
 """Print the tests marked `full` that a change asks for; `.ci/run` runs them after `make test`.
 
-`python .ci/full_tests.py` prints files and folders, one per line: those of the rooms and the test files that changed
-since the commit in `.ci/full_suite`. Whoever runs `make test-full` writes the commit there, and how far it passed.
+`python .ci/full_tests.py` prints files and folders, one per line: those of the packages and test files that changed since
+the branch left `origin/main`, or since the commit in `.ci/full_suite`, which passed all tests, if that is nearer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,29 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
-# What every kit must keep to changes with these rooms.
-OF_ALL_KITS = ("lmm_kits", "models")
+# What all kits must keep to after a change of these packages; the other contracts of all kits are left to `make nightly`.
+OF_ALL_KITS = {"lmm_kits": "tests/contracts/test_kits.py", "models": "tests/contracts/test_kit_packing.py"}
 
 
 def main() -> None:
-    """Compare the checkout with that commit; without it, as in a shallow clone, everything is asked for."""
+    branched = git("merge-base", "HEAD", "origin/main")
     passed = (ROOT / ".ci" / "full_suite").read_text(encoding="utf-8").split()[0]
-    command = ["git", "diff", "--name-only", passed]
-    changed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    chosen = ["tests"] if changed.returncode else asked_for(changed.stdout.splitlines())
+    passed_since = branched is not None and precedes(branched, passed) and precedes(passed, "HEAD")
+    base = passed if branched in (None, git("rev-parse", "HEAD")) or passed_since else branched
+    # None in a shallow clone that does not reach back so far: then everything is asked for.
+    changed = git("diff", "--name-only", base)
+    chosen = ["tests"] if changed is None else asked_for(changed.splitlines())
     sys.stdout.writelines(f"{path}\n" for path in chosen if (ROOT / path).exists())
+
+
+def precedes(commit: str, later: str) -> bool:
+    return git("merge-base", "--is-ancestor", commit, later) is not None
+
+
+def git(*arguments: str) -> str | None:
+    """Return what a command of git prints, or None if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout.strip()
 
 
 def asked_for(changed: Iterable[str]) -> list[str]:
@@ -33,11 +45,10 @@ def asked_for(changed: Iterable[str]) -> list[str]:
         if package == "remote_rm":
             chosen.add("tests/unit/remote_rm")
         elif package == "lmm_r1" and len(rest) > 1:
-            chosen.add("tests/contracts" if rest[0] in OF_ALL_KITS else f"tests/unit/{rest[0]}")
+            chosen |= {f"tests/unit/{rest[0]}", OF_ALL_KITS.get(rest[0], f"tests/unit/{rest[0]}")}
         elif package == "tests" and path.name.startswith("test_"):
             chosen.add(str(path))
-    folders = {path for path in chosen if not path.endswith(".py")}
-    return sorted(path for path in chosen if path in folders or not any(path.startswith(f"{one}/") for one in folders))
+    return sorted(path for path in chosen if not any(str(folder) in chosen for folder in PurePosixPath(path).parents))
 
 
 if __name__ == "__main__":

@@ -13,31 +13,19 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 from helpers.processes import keep_frozen, thaw
+from helpers.tables import SOME
 
 from lmm_r1.config import shared
+from lmm_r1.lmm_kits import KITS
 
 # The training stack is an extra: without it, what imports it cannot be collected.
 ROOMS = """
 batch checkpoints models planning scoring rl supervised host generation records/trackers train lmm_kits
 """.split()
-CONTRACTS = """
-kit_buffers check_data engine_gap extending full_disk kit_distillation kit_engines kit_features kit_generation
-kit_images kit_loss_masks kit_packing kit_pairs kit_plain_text kit_plans kit_sequence_shares kit_runs kit_trainers
-kit_training kit_turn_options kit_values kit_videos kit_windows kits kits_table openrlhf_seams run_plans speculation
-stage_plans trajectories trajectory_engines
-""".split()
-INTEGRATIONS = """
-bad_input batch_inference checkpoints critic_runs dpo dpo_steps evaluate_errors evaluate_run gradient_accumulation
-interactive_chat kd killed_runs lora media_nodes merge packed_training ray_collective replay_passes
-row_formats serve_rm sft_trackers start_order two_processes_save two_ranks ulysses value_model_errors value_models
-video_rows worker_devices zero_log_probs
-""".split()
 if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
         *(f"unit/{room}/*" for room in ROOMS),
-        *("unit/files/test_full_disk.py", "unit/test_cpu.py"),
-        *(f"contracts/test_{name}.py" for name in CONTRACTS),
-        *(f"integration/test_{name}.py" for name in INTEGRATIONS),
+        *("unit/files/test_full_disk.py", "unit/test_cpu.py", "contracts/*", "integration/*"),
     ]
 # Workers of pytest-xdist share the cores: two processes of two threads each run four times slower than one.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -54,13 +42,20 @@ gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder, and put the files of slow ones first.
+    """Mark tests by their folder, those with other kits than `SOME` as `full`, and put the files of slow ones first.
 
     A slow one that came last would keep one worker while the other has nothing to do.
     """
     for item in items:
         if item.path.is_relative_to(TESTS):
             item.add_marker(KINDS[item.path.relative_to(TESTS).parts[0]])
+        values = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        kits = {value for value in values if isinstance(value, str) and value in KITS}
+        # A kit's own tests are with the others of its room.
+        if kits and not kits & SOME and item.path.parent.name != "lmm_kits":
+            item.add_marker(pytest.mark.full)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -1,4 +1,4 @@
-"""Which kits the heavy contract tests take in the short run; the full run takes all."""
+"""What contract tests share."""
 
 from __future__ import annotations
 
@@ -8,46 +8,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.tables import SOME
 
 if TYPE_CHECKING:
     from lmm_r1.data.messages import Message
     from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 
-SHORT_RUN = {
-    "test_engine_gap.py": SOME,
-    "test_kit_buffers.py": SOME,
-    "test_kit_engines.py": SOME,
-    "test_kit_features.py": SOME,
-    "test_kit_generation.py": SOME,
-    "test_kit_liger.py": SOME,
-    "test_kit_packing.py": SOME,
-    "test_kit_pairs.py": SOME,
-    "test_kit_plans.py": frozenset({"qwen2_5_vl"}),
-    "test_kit_runs.py": frozenset({"qwen2_5_vl"}),
-    "test_kit_training.py": SOME,
-    "test_kit_turn_options.py": frozenset({"qwen2_5_vl"}),
-    "test_kit_trees.py": SOME,
-    "test_kit_values.py": SOME,
-    # Of its other tests none takes long.
-    "test_kit_videos.py::test_the_engines_log_probs_are_those_of_the_training_forward": frozenset(
-        {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
-    ),
-    "test_kit_windows.py": SOME,
-    "test_trajectories.py": SOME,
-    "test_trajectory_engines.py": frozenset({"qwen2_5_vl"}),
-}
+# Tests take long whose names begin so: the short run has them for one of the kits of `SOME`,
+OF_ONE_KIT = (
+    "test_kit_liger.py",
+    "test_kit_plans.py",
+    "test_kit_runs.py",
+    "test_kit_trees.py::test_random_trees",
+    "test_kit_videos.py::test_the_engines_log_probs_are_those_of_the_training_forward",
+    "test_trajectories.py::test_log_probs_of_trajectories_together",
+    "test_trajectory_engines.py",
+)
+# or not at all.
+FULL_RUN = (
+    "test_default_plans.py::test_a_plan_ends_with_a_command_that_fits[3B-24",
+    "test_default_plans.py::test_a_plan_reads_how_large_the_images_of_the_rows_are[train_dpo",
+    "test_derived_kits.py::test_a_check_that_fails",
+    "test_derived_kits.py::test_an_attention_that_takes",
+    "test_derived_kits.py::test_the_checks_find_what_the_docs_say[lfm2_vl",
+    "test_derived_kits.py::test_the_command_prints",
+    "test_engine_gap.py::test_what_is_left_of_the_policy_is_no_gap_and_hides_none[bf16",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent != Path(__file__).parent or not isinstance(item, pytest.Function):
-            continue
-        kits = SHORT_RUN.get(item.path.name, SHORT_RUN.get(f"{item.path.name}::{item.originalname}"))
-        if kits is not None and hasattr(item, "callspec"):
-            if item.callspec.params.get("name", "qwen2_5_vl") not in kits:
-                item.add_marker(pytest.mark.full)
+        test = item.nodeid.removeprefix("tests/contracts/")
+        other = hasattr(item, "callspec") and item.callspec.params.get("name", "qwen2_5_vl") != "qwen2_5_vl"
+        if test.startswith(FULL_RUN) or (other and test.startswith(OF_ONE_KIT)):
+            item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture

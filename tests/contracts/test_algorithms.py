@@ -66,8 +66,6 @@ PAPERS: dict[str, dict[str, object]] = {
 FILES = {path.stem: path for path in (STAGES / "configs/algorithms").iterdir()}
 # The stages on which an algorithm stands, by what their rows are.
 BASES = {"text": "fre_text", "image": "fre_multi"}
-# What `resolve` fills in of these settings.
-FILLED = {"actor.loss_agg_length", "critic.model_name_or_path"}
 
 
 def config(*files: str) -> PPOConfig:

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.check_data import main
-from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings
 
 BROKEN_JPEG = b"\xff\xd8\xff\xe0" + bytes(40) + b"\xff\xd9"
 
@@ -84,36 +80,6 @@ def test_a_good_file_ends_with_code_0_and_no_model_is_needed(folder, capsys):
     assert Path("page.html").read_text().count("<article") == 1
 
 
-def test_images_are_told_to_a_model_that_takes_none(folder, tiny_checkpoint):
-    file = write_rows(folder, prompt("Which colour?", "red", "red.png"))
-    with pytest.raises(SystemExit):
-        main([str(file), "--model", str(tiny_checkpoint("llm")), "--output", "found.json"])
-    (finding,) = json.loads(Path("found.json").read_text())["findings"]
-    assert (finding["kind"], finding["index"]) == ("encoding", 0)
-    assert "plain language model" in finding["what"]
-
-
-def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(folder, tiny_checkpoint):
-    asked = [{"role": "user", "content": "Hi."}]
-    rows = [
-        {"messages": [*asked, {"role": "assistant", "content": text}], "image": None}
-        for text in ("Hey.", "Hey.", "Ho.")
-    ]
-    with pytest.raises(SystemExit):
-        main([str(write_rows(folder, *rows)), "--output", "found.json"])
-    found = json.loads(Path("found.json").read_text())
-    assert [finding["kind"] for finding in found["findings"]] == ["duplicate", "contradiction"]
-    file = write_rows(
-        folder, {"prompt": "Count.", "response": "1 2 3"}, {"prompt": "Tell.", "response": "word " * 300}
-    )
-    with pytest.raises(SystemExit):
-        main([str(file), "--model", str(tiny_checkpoint("llm")), "--max_len", "128", "--output", "found.json"])
-    found = json.loads(Path("found.json").read_text())
-    (finding,) = (finding for finding in found["findings"] if finding["kind"] == "length")
-    assert (finding["index"], "SFT leaves it out" in finding["what"]) == (1, True)
-    assert [spread["count"] for spread in found["distributions"]] == [2, 2]
-
-
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -130,28 +96,6 @@ def test_what_cannot_be_is_refused_by_name(folder, capsys, flags, told):
         main([str(file), *flags])
     assert ended.value.code == 1
     assert told in capsys.readouterr().err
-
-
-def test_what_a_reward_function_gives_the_rows_own_answers_is_shown(folder, capsys):
-    (folder / "grades.py").write_text("FOUND = r'boxed{(.*)}'\n")
-    (folder / "rewards.py").write_text(
-        "import re, grades\n\ndef boxed(completions, gold, **kwargs):\n"
-        "    found = [re.search(grades.FOUND, one[0]['content']) for one in completions]\n"
-        "    return [float(bool(one) and one[1] == right) / int(right) for one, right in zip(found, gold)]\n"
-    )
-    rows = [prompt("1 + 1?", "2") | {"gold": "2"}, prompt("2 + 2?", "4") | {"gold": "5"}, prompt("0?", "0")]
-    file = write_rows(folder, *rows, prompt("1 - 1?", "0") | {"gold": "0"})
-    with pytest.raises(SystemExit):
-        main([str(file), "--reward", "rewards.py:boxed", "--output", "found.json"])
-    found = json.loads(Path("found.json").read_text())
-    kinds = [(finding["kind"], finding["index"]) for finding in found["findings"]]
-    assert kinds == [("gold refused", 2), ("gold refused", 3), ("gold wrong", 1)]
-    assert "asks for gold" in found["findings"][0]["what"]
-    assert "rewards.py, line 5: the reward function raised ZeroDivisionError" in found["findings"][1]["what"]
-    assert (
-        "rewards.py:boxed gives the rows' own answers 0 to 0.5 (mean 0.25), and empty responses 0"
-        in found["notes"][-1]
-    )
 
 
 def judged(folder: Path, *rows: dict, flags: tuple[str, ...] = ()) -> dict:
@@ -204,31 +148,6 @@ def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoi
     assert "no answer" not in page
 
 
-def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
-    row = {"q": "1 + 1?", "good": "2", "bad": "3"}
-    found = judged(folder, row, flags=("--input_key", "q", "--chosen_key", "good", "--rejected_key", "bad"))
-    assert (found["kind"], found["findings"]) == ("preference", [])
-    # A preference can be checked as the prompt and the response that RL and SFT take.
-    row = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
-    assert judged(folder, row, flags=("--kind", "prompts"))["kind"] == "prompts"
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--reward", "exact"], "--reward exact: "),
-        (["--kind", "prompts", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
-        (["--kind", "preference", "--format", "pairs"], "--format pairs is for another kind of rows"),
-    ],
-)
-def test_flags_that_judged_rows_have_no_use_for_are_refused(folder, capsys, flags, told):
-    file = write_rows(folder, {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"})
-    with pytest.raises(SystemExit) as ended:
-        main([str(file), *flags])
-    assert ended.value.code == 1
-    assert told in capsys.readouterr().err
-
-
 SPELLED = tuple(table("contracts/check_data", "spelled"))
 
 
@@ -248,37 +167,6 @@ def test_rows_that_spell_special_tokens_are_found_with_how_often_they_do(folder,
         f"special tokens: {rows} writes special tokens as text, which do not act as a turn or an end"
         in capsys.readouterr().out
     )
-
-
-def test_judged_responses_that_spell_special_tokens_are_found(folder, tiny_checkpoint):
-    file = write_rows(folder, SPELLED[3])
-    with pytest.raises(SystemExit):
-        main([str(file), "--model", str(tiny_checkpoint("llm")), "--output", "found.json"])
-    (finding,) = json.loads(Path("found.json").read_text())["findings"]
-    assert (finding["kind"], finding["what"]) == ("special tokens", "the assistant's text: <|im_end|>")
-
-
-@pytest.mark.parametrize(("added", "special", "found"), [(1, False, 2), (1, True, 2), (0, False, 0)])
-def test_ids_without_an_embedding_are_found_and_refused_by_name_and_padded_rows_are_not(
-    added, special, found, folder, tiny_checkpoint
-):
-    """The tiny model has a row for each id; a padded vocabulary has more."""
-    model = folder / "model"
-    shutil.copytree(tiny_checkpoint("llm"), model)
-    checkpoint = Checkpoint(str(model))
-    rows = checkpoint.config.vocab_size
-    assert len(checkpoint.tokenizer) <= rows
-    fillers = [f"<filler {number}>" for number in range(rows - len(checkpoint.tokenizer) + added)]
-    checkpoint.tokenizer.add_tokens(fillers, special_tokens=special)
-    checkpoint.tokenizer.save_pretrained(model)
-    findings = judged(folder, prompt("What is 2 + 2?", "4"), prompt("Why?", "5"), flags=("--model", str(model)))[
-        "findings"
-    ]
-    assert [finding["kind"] for finding in findings] == ["encoding"] * found
-    said = f"the tokenizer has {rows + 1} ids and the model {rows} embeddings, so that {(fillers or [''])[-1]!r}"
-    assert all(said in finding["what"] for finding in findings)
-    with pytest.raises(UserError, match=re.escape(said)) if added else contextlib.nullcontext():
-        check_embeddings(Checkpoint(str(model)))
 
 
 def test_rows_that_rl_refuses_are_found_if_they_begin_the_response_and_counted_otherwise(folder):
@@ -301,9 +189,3 @@ def test_rows_that_rl_refuses_are_found_if_they_begin_the_response_and_counted_o
     assert any(note.startswith("train_ppo_ray refuses 2 of the 2 rows") for note in found["notes"])
     masked = [turns[0], {**turns[1], "loss": False}]
     assert found_kinds(judged(folder, {"messages": masked})) == [("answer", 0)]
-
-
-def test_options_that_are_not_shown_and_columns_that_nothing_reads_are_told(folder):
-    found = judged(folder, {"problem": "Which?", "choices": ["cat", "dog"], "answer": 1, "id": 7})
-    assert found_kinds(found) == [("options", 0)]
-    assert "columns that no training reads: choices (1 row), id (1 row)" in found["notes"]

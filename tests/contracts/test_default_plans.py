@@ -5,7 +5,6 @@ import shlex
 from contextlib import nullcontext
 
 import pytest
-from helpers.commands import STAGES
 from huggingface_hub import constants
 from PIL import Image
 
@@ -17,15 +16,12 @@ from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo,
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
-from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels, too_large
+from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels
 from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.remedies import Remedy
 from lmm_r1.planning.supervised_plan import plan_supervised
-
-INIT = STAGES.parents[2] / "lmm_r1" / "cli" / "project"
-DEMO = STAGES / "configs" / "demo"
 
 
 def planned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> tuple[PPOConfig, Plan, str | None]:
@@ -47,24 +43,6 @@ def rl_config(*files: object, **flags: object) -> PPOConfig:
     return dotted.replace(config, {"data.prompt_dataset": "rows", **flags})
 
 
-@pytest.mark.parametrize("gpu", [24, 80, 141])
-@pytest.mark.parametrize("file", [DEMO / "fre.yaml", DEMO / "mgt.yaml", INIT / "rl.yaml"], ids=lambda path: path.stem)
-def test_the_demo_and_a_first_project_fit_one_gpu_and_take_little_of_it(file, gpu, tiny_checkpoint):
-    model = str(tiny_checkpoint("qwen2_5_vl"))
-    more = {"actor.model_name_or_path": model, "reward.remote_url": "math", "ds.param_dtype": "fp32"}
-    config, plan, _ = planned(rl_config(file, **more), gpu=gpu)
-    assert plan.excesses() == []
-    assert (config.train.colocate_all, config.actor.gpus, config.vllm.gpus) == (True, 1, 1)
-    # Nothing is computed twice or moved for want of memory, and the engine asks for weights, workspace and its cache.
-    assert (config.actor.gradient_checkpointing_enable, config.vllm.enable_sleep, config.ds.zero_stage) == (
-        False,
-        False,
-        2,
-    )
-    assert config.vllm.gpu_memory_utilization * gpu < 12
-    assert config.vllm.gpu_memory_utilization < 0.5
-
-
 @pytest.mark.parametrize("gpu", [24, 80])
 @pytest.mark.parametrize(("gpus", "together"), [(1, True), (2, True), (4, False), (8, False)])
 def test_a_run_without_flags_starts_on_one_to_eight_gpus(gpu, gpus, together, tiny_checkpoint):
@@ -75,15 +53,6 @@ def test_a_run_without_flags_starts_on_one_to_eight_gpus(gpu, gpus, together, ti
     assert line.startswith("chosen to fit: --")
     if together:
         assert config.actor.gpus == config.ref.gpus == config.vllm.gpus == gpus
-
-
-@pytest.mark.usefixtures("own_environment")
-def test_models_and_engines_of_their_own_are_refused_on_too_few_gpus(capsys, monkeypatch):
-    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
-    run = ["--actor.model_name_or_path", "Qwen/Qwen2.5-0.5B-Instruct", "--train.no_colocate_all"]
-    with pytest.raises(SystemExit):
-        main(["plan", *run, "--num_gpus", "2", "--gpu_memory_gib", "80"])
-    assert "actor, ref, engines need 3 GPUs or more, and this machine has 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -135,14 +104,6 @@ def test_a_plan_ends_with_a_command_that_fits(size, gpu, gpus, needed, capsys, m
 def test_a_photo_is_planned_as_it_is_scaled(flags, pixels):
     checkpoint = Checkpoint(str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")))
     assert fitting_pixels(checkpoint, dotted.replace(PPOConfig(), flags), pixels=12_000_000) == pixels
-
-
-def test_no_bound_is_advised_where_it_has_no_effect(tiny_checkpoint):
-    checkpoint, config = Checkpoint(str(tiny_checkpoint("internvl"))), dotted.replace(
-        PPOConfig(), {"data.max_len": 16}
-    )
-    said = too_large(checkpoint, config, pixels=1_000_000, where="rows.jsonl line 1")
-    assert said.endswith("16. internvl leaves no choice of the size of an image: raise --data.max_len.")
 
 
 @pytest.mark.usefixtures("own_environment")

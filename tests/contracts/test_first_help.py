@@ -1,17 +1,13 @@
 """The help of every command, on a first page where flags are many and at once where they are few, and of every benchmark."""
 
 import importlib
-import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lmm_r1 import cli, dotted
-from lmm_r1.cli import arguments as help_texts
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.plan import PLANNED, MachineFlags, planned_by
 from lmm_r1.config import PPOConfig, SupervisedConfig, resolve
@@ -35,12 +31,6 @@ def shown(capsys, *argv: str) -> str:
 def listed(page: str) -> set[str]:
     """The flags that a page of help describes, and not those that its sentences name."""
     return set(re.findall(r"^[│ ] ?(?:-h, )?--([a-z]\S*?)(?:,| |$)", page, re.MULTILINE)) - {"help"}
-
-
-def test_the_commands_with_many_flags_are_the_trainers_their_plans_evaluation_and_batch_inference():
-    trainers = ["train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kd"]
-    plans = ["plan", *(f"plan {name}" for name in trainers[1:])]
-    assert sorted(LONG) == sorted([*trainers, *plans, "evaluate", "batch_inference"])
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -68,14 +58,6 @@ def test_help_all_lists_every_flag_and_help_of_a_command_with_few_does_so_at_onc
     assert listed(shown(capsys, "merge", "--help")) == listed(shown(capsys, "merge", "--help_all")) == set(few)
 
 
-@pytest.mark.parametrize("name", ["serve_rm", "serve_chat", "serve_verifier math"])
-def test_the_help_of_a_server_has_the_layout_of_the_others_and_is_complete(name, capsys):
-    page = shown(capsys, *name.split(), "--help-all")
-    assert page == shown(capsys, *name.split(), "--help")
-    assert page.startswith(f"usage: lmm-r1 {name} [FLAGS]\n\n")
-    assert "\n  --port-file PATH\n        file to write the port to" in page
-
-
 @pytest.mark.parametrize("name", LONG)
 def test_the_examples_of_a_first_page_are_accepted_as_they_stand(name, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -89,59 +71,3 @@ def test_a_wrong_flag_of_a_command_with_many_points_to_the_page_with_all(capsys)
     with pytest.raises(SystemExit):
         cli.main(["train_sft", "--zzz"])
     assert "lmm-r1 train_sft --help-all lists them all" in capsys.readouterr().err
-
-
-def test_a_first_page_shows_what_a_file_of_settings_makes_of_the_defaults(capsys, tmp_path):
-    file = tmp_path / "stage.yaml"
-    file.write_text("train.batch_size: 77\n")
-    assert "(default: 77)" in shown(capsys, "train_sft", "--config", str(file), "--help")
-
-
-@pytest.mark.parametrize(
-    ("hint", "told"),
-    [(int | None, "INT"), (tuple[float, float], "FLOAT FLOAT"), (tuple[str, ...], "TEXT ..."), (bool, "")],
-)
-def test_what_stands_for_a_value_says_its_type(hint, told):
-    assert help_texts.value_name(hint) == told
-
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = sorted(file.name for file in BENCHMARKS.glob("*.py") if "__main__" in file.read_text(encoding="utf-8"))
-HEAVY = ("ray", "vllm", "deepspeed", "openrlhf", "torch", "transformers")
-# Of all scripts one after the other, as Python runs a file, and in a process of their own, for they stand beside one another.
-SHOW_HELP = """
-import contextlib, io, json, runpy, sys, traceback
-
-folder, heavy, *names = sys.argv[1:]
-sys.path[0] = folder
-pages = {}
-for name in names:
-    sys.argv = [name, "--help"]
-    page, code = io.StringIO(), None
-    try:
-        with contextlib.redirect_stdout(page):
-            runpy.run_path(f"{folder}/{name}", run_name="__main__")
-    except SystemExit as ended:
-        code = ended.code
-    except Exception:
-        code = traceback.format_exc()
-    pages[name] = code, page.getvalue(), [module for module in heavy.split() if module in sys.modules]
-print(json.dumps(pages))
-"""
-
-
-@pytest.fixture(scope="module")
-def pages() -> dict[str, tuple[int | str | None, str, list[str]]]:
-    """By script: the status or how it failed, the page, and what is loaded by then of what takes long to load."""
-    command = [sys.executable, "-c", SHOW_HELP, str(BENCHMARKS), " ".join(HEAVY), *SCRIPTS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=BENCHMARKS.parent)
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_benchmark_says_what_it_measures_and_how_it_is_started(script, pages):
-    code, page, loaded = pages[script]
-    assert code == 0
-    assert page.startswith(f"usage: {script} ")
-    assert f"\npython benchmarks/{script}" in page
-    assert loaded == []

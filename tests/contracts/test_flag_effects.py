@@ -29,7 +29,6 @@ from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.hardware import Offer
 from lmm_r1.config.shared import JsonText
 from lmm_r1.errors import UserError
-from lmm_r1.report.curves import METRICS
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.batching import pass_limits
 from lmm_r1.rl.filtering import GroupFilter
@@ -42,7 +41,7 @@ CPU = Offer(per_node=(), joined=False)
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
 
-from flags_page import CONFIGS, METRICS_PAGE, flags_page, metrics_page  # noqa: E402
+from flags_page import CONFIGS, flags_page  # noqa: E402
 
 SUPERVISED = {"model.model_name_or_path": "m", "data.dataset": "d", "ds.param_dtype": "bf16"}
 BASES: dict[str, dict[str, object]] = dict.fromkeys(CONFIGS, SUPERVISED) | {
@@ -240,16 +239,6 @@ def test_a_flag_of_openrlhf_with_one_value_is_accepted_with_it_and_refused_with_
             )
 
 
-def test_the_page_of_metrics_is_as_it_is_built_and_lists_each_once_with_flags_that_exist():
-    shown = METRICS_PAGE.read_text(encoding="utf-8")
-    wrong = sorted(set(shown.splitlines()) ^ set(metrics_page().splitlines()))
-    assert (wrong[:3], shown == metrics_page()) == ([], True), "run `make docs`"
-    names = [name for spec in METRICS for name in spec.metrics]
-    assert len(names) == len(set(names))
-    known = {flag for config in CONFIGS.values() for flag in dotted.leaf_types(config)}
-    assert set(re.findall(r"`--([\w.]+)", shown)) <= known
-
-
 @pytest.mark.parametrize("command", CONFIGS)
 def test_the_page_of_a_command_has_each_of_its_flags_once_with_its_effect_type_and_default(command):
     page = flags_page(command)
@@ -258,11 +247,3 @@ def test_the_page_of_a_command_has_each_of_its_flags_once_with_its_effect_type_a
     assert all(flag == anchor for flag, anchor, *_ in entries)
     groups = re.findall(r"^## (\S+)", page, flags=re.MULTILINE)
     assert len(groups) == len(set(groups)) >= 10
-
-
-def test_an_entry_on_the_page_of_flags_reads_as_the_help_does():
-    page = flags_page("train_sft")
-    limit = "Longest sequence, in tokens: prompt, images and response together. (`INT`; default `2048`)"
-    assert f"\n### `--data.max_len` {{#data.max_len}}\n\n{limit}\n" in page.partition("\n## data: Rows\n\n")[2]
-    assert "trains on the last one only. (switch; default `True`)\n" in page
-    assert "(`adam`, `muon`, `adamw_8bit`, `paged_adamw_8bit`; default `adam`)\n" in page

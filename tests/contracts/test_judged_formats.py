@@ -66,12 +66,6 @@ def test_a_sample_becomes_these_rows(name):
         assert [load_image(image, location="").size for image in images_of(row.messages)] in ([], [(56, 56)])
 
 
-def test_every_sample_is_expected_to_be_something():
-    assert {file.name for file in SAMPLES.iterdir() if file.is_file()} == set(SAMPLE_ROWS)
-    formats = {row_format.name for row_format in PREFERENCE_ROWS.formats}
-    assert {row_format for row_format, _, _ in SAMPLE_ROWS.values()} == formats
-
-
 @pytest.mark.parametrize("name", DETECTED)
 def test_the_columns_of_a_sample_tell_one_format_of_one_kind(name):
     columns = {column for fields, _, _ in read_records(str(SAMPLES / name)) for column in fields}

@@ -1,6 +1,6 @@
 """Whatever is not trained (rotary frequencies, positions, scales) is that of a plain load under every ZeRO stage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -215,54 +215,3 @@ def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkp
     message = r"after the model was prepared by DeepSpeed, its buffer model.rotary_emb.inv_freq is not that of a plain"
     with pytest.raises(UserError, match=message):
         strategy.prepare((actor, OPTIMIZER))
-
-
-def test_a_run_stops_where_a_buffer_is_rounded_in_loading(tiny_checkpoint, one_rank, monkeypatch):
-    import contextlib
-
-    from lmm_r1.models import loading
-
-    monkeypatch.setattr(loading, "weights_alone_cast", contextlib.nullcontext)
-    strategy = strategy_of(stage=3, precision="bf16")
-    message = "after the model was loaded, its buffer .*inv_freq is not .* it is bfloat16, and float32 there"
-    with pytest.raises(UserError, match=message):
-        actor_of(tiny_checkpoint("llm"), strategy)
-
-
-def test_a_wrong_value_is_named(tiny_checkpoint):
-    from lmm_r1.models.loading import check_buffers, plain_buffers
-
-    folder = tiny_checkpoint("llm")
-    model = plain_model("llm", folder, torch.float32)
-    plain = plain_buffers(model, path=str(folder), dtype=torch.float32)
-    check_buffers(model, plain, when="loaded")
-    model.model.rotary_emb.inv_freq[3] *= 1.0001
-    with pytest.raises(
-        UserError, match=r"buffer model.rotary_emb.inv_freq .* other values: 0\.1778\d+ in the place of"
-    ):
-        check_buffers(model, plain, when="loaded")
-
-
-def test_deepspeed_rounds_what_is_made_in_its_context(one_rank):
-    """Upstream's behaviour that is undone; once it is another, `_WeightsOnlyInit` has nothing to do."""
-    import deepspeed
-
-    from lmm_r1.host.models import weights_alone_cast
-
-    config = strategy_of(stage=3, precision="bf16").get_ds_train_config()
-    made: dict[str, Callable[[], torch.Tensor]] = {
-        "arange": lambda: torch.arange(3, dtype=torch.float),
-        "tensor": lambda: torch.tensor([1.0]),
-        "ones": lambda: torch.ones(1),
-        "full": lambda: torch.full((1,), 1 / 3),
-    }
-    with deepspeed.zero.Init(config_dict_or_path=config):
-        assert {name: make().dtype for name, make in made.items()} == dict.fromkeys(made, torch.bfloat16)
-        # Integers stay, and so does what is cast after it was made.
-        assert torch.arange(3).dtype == torch.int64
-        assert torch.arange(3).float().dtype == torch.float32
-    with weights_alone_cast(), deepspeed.zero.Init(config_dict_or_path=config):
-        assert {name: make().dtype for name, make in made.items()} == dict.fromkeys(made, torch.float32)
-        # Weights are sharded in the training's precision all the same.
-        layer = torch.nn.Linear(2, 2)
-    assert {(weight.dtype, hasattr(weight, "ds_id")) for weight in layer.parameters()} == {(torch.bfloat16, True)}

@@ -27,7 +27,6 @@ THOUSANDTHS = {"qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe",
 # Of 1000 x 800 pixels there are 36 x 29 squares of 28 x 28. Of 100 at most, sides shrink by sqrt(78400 / 800000) = 0.313,
 # to 11.2 and 8.9 squares: 11 x 8, which are 308 x 224 pixels.
 MOST_PIXELS = 100 * 28 * 28
-SHOWN = (308, 224)
 # The label is [250, 200, 750, 600]: x from 1/4 to 3/4 of the width, and y of the height.
 WRITTEN = {"qwen2_5_vl": "[77, 56, 231, 168]", **dict.fromkeys(THOUSANDTHS, "[250, 250, 750, 750]")}
 
@@ -79,17 +78,6 @@ def test_an_answer_in_the_models_own_coordinates_meets_a_label_in_stored_pixels(
     # Where a release was not trained to write coordinates, they are compared as they are written.
     score = by_verifier(made.answered(WRITTEN.get(name, "[250, 200, 750, 600]")))
     assert score.parts["iou"] == pytest.approx(1.0)
-
-
-def test_the_size_is_the_one_that_the_processor_makes_where_no_flag_bounds_it(shown):
-    # 36 x 29 squares of 28 x 28: as the processor rounds sides.
-    (scale,) = shown("qwen2_5_vl").prompt.image_scales
-    assert scale == pytest.approx((1000 / (36 * 28), 800 / (29 * 28)))
-
-
-def test_pixels_of_the_stored_image_are_not_what_the_model_sees(shown):
-    # Scaled, they would be [811.7, 714.3, 2435.1, 2142.9], which does not touch the label's box.
-    assert by_verifier(shown("qwen2_5_vl", max_pixels=MOST_PIXELS).answered("[250, 200, 750, 600]")).score == 0.0
 
 
 def test_scales_travel_to_a_reward_server_without_a_flag(shown):

@@ -131,12 +131,3 @@ def test_sampling_stops_where_asked_and_a_bad_row_stops_no_other(tiny_checkpoint
     assert stopped.finish_reason in ("aborted", "stop")
     assert stopped.num_tokens <= 3
     engine.close()
-
-
-def test_a_prompt_that_leaves_no_room_is_told(tiny_checkpoint: Callable[[str], Path]) -> None:
-    engine = TransformersEngine(str(tiny_checkpoint("llm")), replace(SETTINGS, max_model_len=12))
-    row = Row(messages=(user("What is 12 + 34? " * 9),), answer="", datasource="test", location="row 1")
-    [outcome] = engine.respond([(0, row)], GREEDY)
-    assert outcome.reason is not None
-    assert "which leaves no room for a response in --max_model_len 12; raise it" in outcome.reason
-    engine.close()

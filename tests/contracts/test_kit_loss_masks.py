@@ -82,15 +82,6 @@ def test_a_template_that_writes_no_media_in_the_models_turns_refuses_them(name, 
             samples_of(checkpoint, row_of(message("user", medium), message("assistant", BEGINNING, medium)))
 
 
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_words_between_media_of_other_turns_are_found(name, tiny_checkpoint):
-    checkpoint = Checkpoint(str(tiny_checkpoint(name)))
-    answers = [message("assistant", text) for text in (BEGINNING, MIDDLE, END)]
-    asked = [ASKED, message("user", WIDE, TALL, "And?"), message("user", "Which ", TALL, "?")]
-    row = row_of(*(turn for pair in zip(asked, answers, strict=True) for turn in pair))
-    assert learnt(checkpoint, samples_of(checkpoint, row)) == said(checkpoint, BEGINNING, MIDDLE, END)
-
-
 @pytest.mark.parametrize("name", [name for name in IMAGE_KITS if name not in REFUSING])
 def test_of_pairs_whose_answers_have_images_the_loss_takes_the_words(name, tiny_checkpoint):
     checkpoint = Checkpoint(str(tiny_checkpoint(name)))

@@ -16,7 +16,6 @@ from lmm_r1.models.load_balancing import check_balanced, routers_of
 
 CONVERSATIONS = ([message("user", picture(84, 56), "Which digit is this?")], [message("user", "What is 12 + 34?")])
 SHAPES: dict[str, dict[str, dict[str, object]]] = table("contracts/kit_mixtures", "shapes")
-IN_SHORT_RUN = [("qwen3_vl_moe", "square")]
 CASES = [(name, shape) for name, shapes in SHAPES.items() for shape in shapes]
 
 
@@ -53,10 +52,7 @@ def test_a_layer_of_experts_is_gathered_as_one_by_zero_3(name, tiny_checkpoint):
     assert all(z3_leaf_module(layer) for layer in with_experts)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [case if case in IN_SHORT_RUN else pytest.param(*case, marks=pytest.mark.full) for case in CASES],
-)
+@pytest.mark.parametrize(("name", "shape"), CASES)
 def test_other_shapes_are_computed_and_sampled_alike(
     name, shape, tiny_checkpoint, prompts_of: Callable[..., list[EncodedPrompt]], tmp_path
 ):

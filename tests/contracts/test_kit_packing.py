@@ -25,11 +25,10 @@ from helpers.packed_batches import (
     one_by_one,
     shuffled,
     together,
-    turns,
     zeros,
 )
-from helpers.tables import SOME, by_turns, kits_with, table
-from helpers.tiny_models import LONGROPE, altered, encode, make_actor, with_longrope
+from helpers.tables import by_turns, kits_with, table
+from helpers.tiny_models import LONGROPE, altered, with_longrope
 
 from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError
@@ -37,7 +36,6 @@ from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
 from lmm_r1.lmm_kits.delta_rule import linear_layers
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout
-from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.models.packed.self_check import check_packing
 
 IMAGE_KITS = kits_with("images")
@@ -215,20 +213,6 @@ def test_without_logits_they_are_those_of_the_logits(load, batch_of, zero, monke
     check(mine, theirs, tolerance=DOUBLE, zero=zero(name))
 
 
-@pytest.mark.parametrize("name", sorted(SOME))
-def test_without_an_action_mask_every_next_token_has_its_log_prob(load, batch_of, monkeypatch, name):
-    """As supervised training asks for them: it bans no token, and placeholders of images are next tokens as well."""
-    samples = [ModelSample.whole(sample.token_ids, sample.media) for sample in batch_of(name).samples]
-    wanted = stacked(samples, lambda sample: sample.loss_mask)
-    log_probs = []
-    for way in WAYS:
-        with load(name, "full").running(way) as actor, torch.no_grad():
-            monkeypatch.setattr(actor, "banned_token_ids", torch.tensor([], dtype=torch.long))
-            log_probs.append(actor(samples)[wanted])
-    torch.testing.assert_close(log_probs[1], log_probs[0], atol=SINGLE, rtol=0)
-    assert torch.equal(log_probs[2], log_probs[1]), "samples without a prompt share none"
-
-
 @pytest.mark.parametrize(("name", "way"), by_turns(IMAGE_KITS, [(way,) for way in WAYS], turns=len(WAYS)))
 def test_pixels_change_the_log_probs_of_their_own_group_and_no_others(load, batch_of, name, way):
     batch = batch_of(name)
@@ -254,21 +238,6 @@ def check_changes(before: list[torch.Tensor], after: list[torch.Tensor], *, chan
             assert (new - old).abs().max() > 1e-3
         else:
             torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_a_groups_media_tensors_travel_once(load, prompts_of, name):
-    samples = groups(prompts_of(name, THREE_IMAGES), [(3, 5, 2, 4)])
-    batch = Batch(tuple(samples))
-    inputs = load(name, "full").packing._inputs
-    padded = inputs.padded(batch.for_model)
-    sequence, packed = inputs.packed(batch.for_model, wanted=batch.wanted, share_prefix=True)
-    names = samples[0].media.keys() & padded.keys()
-    assert any(padded[key].is_floating_point() for key in names)
-    for key in names:
-        assert packed[key].numel() * 4 == padded[key].numel(), key
-    # The prompt once, and four responses.
-    assert sequence.layout.lengths == (len(samples[0].prompt), 3, 5, 2, 4)
 
 
 @pytest.mark.parametrize(("name", "way"), by_turns(KITS, [("packed",), ("shared",)], turns=2))
@@ -321,45 +290,6 @@ def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, 
         check(mine, theirs, tolerance=SINGLE, zero=zero(name))
 
 
-@pytest.fixture(scope="module")
-def batch_of_turns(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], Batch]:
-    """A function from a kit's name to groups whose samples are shown images, and videos, of their own."""
-
-    @cache
-    def batch(name: str) -> Batch:
-        several = [message("user", picture(56, 56), "?")] if name in LARGE_IMAGES else TWO_IMAGES
-        image, text, crop, two, alone = prompts_of(
-            name, ONE_IMAGE, TEXT, [message("user", picture(56, 84))], several, TEXT
-        )
-        seen = prompts_of(name, VIDEO)[0] if name in kits_with("video") else two
-        return shuffled(
-            [
-                turns(image, (30, 31, 32, 33)),
-                turns(image, (34,), crop, (35, 36), two, (37,)),
-                turns(image, (38, 39), seen, (40, 41, 42)),
-                turns(text, (43, 44), crop, (45,)),
-                turns(text, (46,)),
-                turns(text, crop, (47, 48)),
-                turns(two, (49,), crop, (50, 51)),
-                turns(alone, (52, 53), crop),
-            ]
-        )
-
-    return batch
-
-
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_samples_with_media_of_their_own_behind_the_prompt_share_it(load, batch_of_turns, name):
-    batch, actors = batch_of_turns(name), load(name, "full")
-    with actors.in_double_precision():
-        theirs = one_by_one(actors.stock, batch)
-        for way, _side, mode in (("packed", "left", "eval"), ("shared", "right", "train")):
-            with actors.running(way, mode=mode) as actor:
-                mine = together(actor, batch)
-            assert mine.gradients.keys() == theirs.gradients.keys()
-            check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
-
-
 @pytest.mark.parametrize(("name", "way"), by_turns(IMAGE_KITS, [(way,) for way in WAYS], turns=len(WAYS)))
 def test_images_of_turns_encoded_one_by_one_are_those_of_the_conversation_in_one(load, prompts_of, name, way):
     """What the processor makes of all images at once, padded, is the truth here."""
@@ -378,20 +308,6 @@ def test_images_of_turns_encoded_one_by_one_are_those_of_the_conversation_in_one
     with actors.running(way) as actor:
         log_probs = log_probs_of(actor, Batch((by_turn, other)))
     torch.testing.assert_close(log_probs, expected, atol=SINGLE, rtol=0)
-
-
-@pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
-def test_pixels_behind_the_prompt_change_the_log_probs_after_them_in_their_own_sample(load, batch_of_turns, name):
-    batch = batch_of_turns(name)
-    samples = list(batch.samples)
-    place = next(index for index, sample in enumerate(samples) if len(sample.media) == 3)
-    first, second, third = samples[place].media
-    other = PlacedMedia(second.start, with_other_pixels(second.tensors))
-    samples[place] = replace(samples[place], media=(first, other, third))
-    with load(name, "full").running("shared") as actor:
-        before, after = log_probs_of(actor, batch), log_probs_of(actor, Batch(tuple(samples)))
-    check_changes(before, after, changed=[index == place for index in range(len(samples))])
-    torch.testing.assert_close(after[place][:1], before[place][:1], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", LONGROPE)
@@ -438,31 +354,3 @@ def test_it_catches_images_whose_tokens_look_back_alone(load, name):
                 check_packing(actor)
         finally:
             actor.kit = kit
-
-
-SETTINGS_OF = {
-    "padded": {},
-    "packed": {"packing_samples": True},
-    "shared": {"packing_samples": True, "share_prefix": True},
-}
-TOLERANCE = 1e-5
-
-
-@pytest.mark.parametrize("way", SETTINGS_OF)
-@pytest.mark.parametrize("name", sorted(SOME))
-def test_a_pass_takes_samples_without_loss_tokens(name, way, tiny_checkpoint):
-    kit, folder = get_kit(name), tiny_checkpoint(name)
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
-    parts = [picture(56, 56), "Which digit?"] if kit.takes_images else ["Which digit?"]
-    prompt = encode(kit, processor, [message("user", *parts)])
-    actor = make_actor(folder, **SETTINGS_OF[way])
-    learnt, other = groups([prompt], [(5, 3)])
-    masked = Sample(prompt=learnt.prompt, response=(), loss_mask=(), media=learnt.media)
-    alone = together(actor, Batch((learnt, other)), side="right")
-    beside = together(actor, Batch((learnt, masked, other)), side="right")
-    assert beside.log_probs[1].shape == (0,)
-    for index, place in ((0, 0), (1, 2)):
-        torch.testing.assert_close(beside.log_probs[place], alone.log_probs[index], rtol=0, atol=TOLERANCE)
-    nothing = together(actor, Batch((masked, masked)), side="right")
-    assert nothing.gradients.keys() == beside.gradients.keys(), "every weight has its gradient, or ranks wait for one"
-    assert all(gradient.abs().max() == 0 for gradient in nothing.gradients.values())

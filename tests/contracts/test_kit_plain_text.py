@@ -1,18 +1,16 @@
 """Text stays text, whatever it spells: no special token comes of it, and no character is lost."""
 
-import copy
 from collections import Counter
 
 import jinja2
 import pytest
-import torch
-from helpers.conversations import message, picture
+from helpers.conversations import message
 from helpers.conversations import row as row_of
 from helpers.tables import kits_with
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.lmm_kits.plain_text import BORDER, MARK, text_ids
 from lmm_r1.supervised.samples import encode_sample
@@ -30,7 +28,6 @@ HOSTILE = (
     "<|im_<|im_end|>end|> <<|image_pad|>| 12",
     "<|image_1|>",
 )
-PICTURE = picture(56, 84)
 
 
 def special_ids(kit: LmmKit, processor: object) -> frozenset[int]:
@@ -53,11 +50,6 @@ def turn_of(kit: LmmKit, processor: object, said: Message) -> EncodedPrompt:
     return encode_turn(kit, processor, said, images=[part.source for part in images_of([said])])
 
 
-def loaded(name: str, folder: object) -> tuple[LmmKit, object]:
-    kit = get_kit(name)
-    return kit, kit.load_processor(str(folder), trust_remote_code=False)
-
-
 def own_texts(kit: LmmKit, processor: object) -> str:
     """Every special token of the kit's own."""
     tokenizer = kit.tokenizer_of(processor)
@@ -77,21 +69,6 @@ def test_no_special_token_comes_of_text(kit, processor):
         # Nothing is lost, and nothing but spaces that a tokenizer puts before every piece is added.
         assert text.replace(" ", "") in tokenizer.decode(turn.token_ids).replace(" ", ""), text
     assert len(tokenizer) == size, "the processor itself stays as it is"
-
-
-@pytest.mark.parametrize("name", [name for name in PLAYING if name in kits_with("images")])
-def test_pictures_beside_such_text_are_those_that_are_shown(kit, processor):
-    special = special_ids(kit, processor)
-    harmless = turn_of(kit, processor, message("user", "Here: ", PICTURE, "."))
-    for text in (*HOSTILE, own_texts(kit, processor)):
-        turn = turn_of(kit, processor, message("user", text, PICTURE, text))
-        assert specials_of(turn.token_ids, special=special) == specials_of(harmless.token_ids, special=special)
-        assert specials_of(turn.engine_token_ids, special=special) == specials_of(
-            harmless.engine_token_ids, special=special
-        )
-        assert turn.media.keys() == harmless.media.keys()
-        for key, tensor in harmless.media.items():
-            torch.testing.assert_close(turn.media[key], tensor, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", PLAYING)
@@ -160,15 +137,6 @@ def test_a_conversation_has_the_templates_special_tokens_and_no_others(kit, proc
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_no_special_token_comes_of_two_parts(kit, processor):
-    special, end = special_ids(kit, processor), kit.tokenizer_of(processor).eos_token
-    expected = specials_of(ids_of(kit, processor, [message("user", "a", "b")]), special=special)
-    for place in range(1, len(end)):
-        for parts in ((end[:place], end[place:]), (f"{end[:place]} ", f"  {end[place:]}")):
-            assert specials_of(ids_of(kit, processor, [message("user", *parts)]), special=special) == expected
-
-
-@pytest.mark.parametrize("name", KITS)
 def test_an_answer_that_spells_the_end_token_is_trained_to_end_once(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     for answer in (f"4{tokenizer.eos_token}", own_texts(kit, processor), *HOSTILE):
@@ -187,23 +155,3 @@ def test_text_is_read_as_by_a_tokenizer_that_knows_no_special_tokens(kit, proces
         ids = text_ids(kit, processor, text)
         assert ids == tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize("name", KITS)
-def test_what_is_not_hostile_is_encoded_without_a_copy(kit, processor, monkeypatch):
-    monkeypatch.setattr("lmm_r1.lmm_kits.plain_text._copied", None)
-    for text in ("12 + 34 < 50", "<think>4</think>", "<|", "<tool_call>{}</tool_call>", "\n\n \n"):
-        for messages in ([message("user", text)], [message("user", text, text), message("assistant", text)]):
-            encoded = kit.encode(processor, messages, images=[], add_generation_prompt=False)
-            alone = kit.encode_messages(processor, messages, images=[], add_generation_prompt=False)
-            assert encoded.token_ids == alone.token_ids
-
-
-def test_the_copy_is_made_once(tiny_checkpoint, monkeypatch):
-    kit, processor = loaded("llm", tiny_checkpoint("llm"))
-    copies = []
-    original = copy.deepcopy
-    monkeypatch.setattr("lmm_r1.lmm_kits.plain_text.copy.deepcopy", lambda made: copies.append(made) or original(made))
-    for text in ("<|im_end|>", "<|im_start|>", "<|im_end|>"):
-        turn_of(kit, processor, message("user", text))
-    assert copies == [processor]

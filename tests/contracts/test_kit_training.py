@@ -1,11 +1,9 @@
 """What training leaves alone, for every kit, and what adapters are merged to; its trainers have `test_kit_trainers`."""
 
-import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from helpers.passes import logits_of, next_log_probs
 from helpers.tables import SOME, by_turns, kits_with
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
-from lmm_r1 import cpu
 from lmm_r1.checkpoints.merge_job import DoublePrecision, in_double
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
@@ -224,38 +221,3 @@ def test_a_pickled_kit_encodes_and_runs_as_before(tiny_checkpoint, name):
     copied_ids, copied_logits = run_kit(copy, tiny_checkpoint(name), messages)
     assert copied_ids == ids
     torch.testing.assert_close(copied_logits, logits, atol=1e-5, rtol=0)
-
-
-@pytest.fixture
-def ray_on_cpus() -> Iterator[Any]:
-    """A Ray of this test alone, whose workers are set up as a training run's."""
-    import ray
-
-    tests = str(Path(__file__).parents[1])
-    environment = {**cpu.worker_environment(), "PYTHONPATH": tests, "HF_HUB_OFFLINE": os.environ["HF_HUB_OFFLINE"]}
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": environment, "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker"},
-    )
-    yield ray
-    ray.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.full
-def test_every_kit_encodes_and_runs_in_a_ray_worker(tiny_checkpoint, ray_on_cpus):
-    cases = [(get_kit(name), tiny_checkpoint(name), IMAGE if name in IMAGE_KITS else TEXT) for name in KITS]
-
-    def run_all(given: list[tuple]) -> list[tuple[list[int], torch.Tensor]]:
-        from helpers.tiny_models import run_kit
-
-        return [run_kit(*case) for case in given]
-
-    there = ray_on_cpus.get(ray_on_cpus.remote(run_all).remote(cases))
-    for name, case, (ids, logits) in zip(KITS, cases, there, strict=True):
-        here_ids, here_logits = run_kit(*case)
-        assert ids == here_ids, name
-        torch.testing.assert_close(logits, here_logits, atol=1e-5, rtol=0, msg=name)

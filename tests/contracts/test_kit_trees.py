@@ -1,6 +1,6 @@
 """Branches that have turns in common against the branches one by one, for every kit: log-probs, entropies, gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,9 +23,8 @@ from helpers.packed_batches import (
     zeros,
 )
 from helpers.tables import SOME, kits_with
-from helpers.tiny_models import altered
 
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, get_kit
 
 IMAGE_KITS = kits_with("images")
 TEXT = [message("user", "What is 12 + 34?")]
@@ -99,20 +98,6 @@ def test_branches_that_share_turns_are_the_branches_one_by_one(load, tree_of, na
     check(mine, theirs, tolerance=SINGLE, zero=zeros(exact.gradients))
 
 
-@pytest.mark.parametrize("checkpointing", [pytest.param("reentrant", marks=pytest.mark.full), "not reentrant"])
-@pytest.mark.parametrize("name", sorted(SOME))
-def test_so_they_are_with_gradient_checkpointing(load, tree_of, name, checkpointing):
-    batch, actors = tree_of(name), load(name)
-    with actors.running("shared", mode="train") as actor:
-        theirs = together(actor, batch)
-        actor.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
-        mine = together(actor, batch)
-        actor.gradient_checkpointing_disable()
-    assert mine.gradients.keys() == theirs.gradients.keys()
-    for key, gradient in mine.gradients.items():
-        torch.testing.assert_close(gradient, theirs.gradients[key], atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
@@ -132,25 +117,6 @@ def test_random_trees_are_their_samples_one_by_one(load, prompts_of, name, seed)
             mine = together(actor, batch)
     assert mine.gradients.keys() == theirs.gradients.keys()
     check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
-
-
-@pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
-def test_pictures_of_turns_in_common_are_encoded_once(load, prompts_of, name):
-    prompt, seen, other = prompts_of(name, ONE_IMAGE, CROP, CROPS)
-    batch, actor = fork(prompt, seen, other), load(name).packing
-    merged: list[list[Media]] = []
-
-    def noting(self: LmmKit, media: Sequence[Media]) -> Media:
-        merged.append(list(media))
-        return kit.merge_media(media)
-
-    kit = actor.kit
-    actor.kit = altered(kit, merge_media=noting)
-    actor._inputs.packed(batch.for_model, wanted=batch.wanted, share_prefix=True)
-    actor.kit = kit
-    # What reaches the model is merged last: once what is seen behind the whole first turn, and once behind another.
-    counts = [sum(item is one.media for item in merged[-1]) for one in (prompt, seen, other)]
-    assert (counts, len(merged[-1])) == ([1, 2, 2], 5)
 
 
 @pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))

@@ -120,37 +120,11 @@ def test_a_text_with_marks_of_images_is_the_turn_or_the_prompt_that_it_writes(ki
     same_media(kit.encode_text(processor, prompt, images=[WIDE], opens=True), encode(kit, processor, [PICTURED]))
 
 
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_a_text_has_one_mark_for_each_image_and_no_media_token_beside_them(kit, processor):
-    text = behind(kit, processor, CROPPED[0])
-    for images in ([], [SMALL, SMALL]):
-        with pytest.raises(UserError, match=f"the text holds 1 marks .* for {len(images)} images; write one for each"):
-            kit.encode_text(processor, text, images=images, opens=False)
-    tokenizer = kit.tokenizer_of(processor)
-    placeholder, *_ = (tokenizer.decode([token]) for token in sorted(kit.placeholder_ids(processor)))
-    with pytest.raises(UserError, match="the text holds"):
-        kit.encode_text(processor, f"{text}{placeholder}", images=[SMALL], opens=False)
-
-
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_the_engine_can_tell_images_apart_that_a_text_shows(kit, processor):
-    encoded = kit.encode_text(processor, behind(kit, processor, CROPPED[1]), images=[TALL, WIDE], opens=False)
-    placeholders = kit.placeholder_ids(processor)
-    assert sum(token in placeholders for token in encoded.engine_token_ids) == 2
-
-
 @pytest.mark.parametrize("name", PLAYING)
 def test_a_piece_of_text_has_no_start_token(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     ids = kit.encode_text(processor, "Again. ", images=[], opens=False).token_ids
     assert ids == tokenizer("Again. ", add_special_tokens=False)["input_ids"]
-
-
-def test_a_language_model_takes_no_images_in_a_text(tiny_checkpoint):
-    kit = get_kit("llm")
-    processor = kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
-    with pytest.raises(UserError, match="a plain language model cannot take"):
-        kit.encode_text(processor, "see", images=[SMALL], opens=False)
 
 
 def test_a_template_that_forgets_turns_is_refused(tiny_checkpoint):

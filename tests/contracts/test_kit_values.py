@@ -16,12 +16,12 @@ from helpers.packed_batches import Batch, groups
 from helpers.tables import SOME, by_turns, kits_with
 from helpers.tiny_models import encode, make_actor
 from helpers.value_models import HEAD, make_value_model, one_by_one, rewards_of, values_of
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
 from lmm_r1.models.adapters import adapted_layers
-from lmm_r1.models.packed.packing import BatchInputs, ModelSample
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.value_model import KitValueModel
 
 IMAGE_KITS = kits_with("images")
@@ -152,20 +152,6 @@ def test_gradients_are_those_of_the_samples_one_by_one(pair_of, batch_of, name, 
             assert float((value - expected[key]).norm()) <= allowed, key
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES)
-def test_gradient_checkpointing_changes_no_gradient(tiny_checkpoint, pair_of, batch_of, name, variant):
-    batch = batch_of(name)
-    plain = pair_of(name, variant).running("shared", train=True)
-    expected = gradients(plain, batch, [batch])
-    model = make_value_model(tiny_checkpoint(name), share_prefix=True, **VARIANTS[variant]).train()
-    model.load_state_dict(plain.state_dict())
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    found = gradients(model, batch, [batch])
-    assert found.keys() == expected.keys()
-    for key, value in found.items():
-        torch.testing.assert_close(value, expected[key], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", KITS)
 def test_the_output_layer_is_gone_and_all_other_weights_are_those_of_the_policy(tiny_checkpoint, name):
     actor, critic = make_actor(tiny_checkpoint(name)), make_value_model(tiny_checkpoint(name))
@@ -176,39 +162,6 @@ def test_the_output_layer_is_gone_and_all_other_weights_are_those_of_the_policy(
     assert {key.removeprefix("model.") for key in ours} == theirs.keys()
     assert all(torch.equal(ours[f"model.{key}"], value) for key, value in theirs.items())
     assert critic.model.get_output_embeddings() is None
-
-
-@pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
-def test_another_image_changes_the_values_and_a_text_before_it_does_not(pair_of, name, kit, processor):
-    turned = [message("user", picture(84, 56).transpose(0), "Which digit is this?")]
-    batches = [
-        Batch(tuple(groups([encode(kit, processor, chat) for chat in (TEXT, image)], [(4,), (6,)])))
-        for image in (ONE_IMAGE, turned)
-    ]
-    for way in WAYS:
-        with torch.no_grad():
-            (text, image), (same_text, other) = (values_of(pair_of(name).running(way), batch) for batch in batches)
-        assert (image - other).abs().max() > 1e-4
-        torch.testing.assert_close(text, same_text, atol=VALUES, rtol=0)
-
-
-@pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
-def test_the_image_that_keeps_a_text_only_rank_running_changes_no_value(pair_of, name, kit, processor, monkeypatch):
-    batch = Batch(tuple(groups([encode(kit, processor, TEXT)], [(4, 2)])))
-    for way in WAYS:
-        model = pair_of(name).running(way)
-        expected = gradients(model, batch, [batch])
-        with torch.no_grad():
-            values, reward = values_of(model, batch), rewards_of(model, batch)
-        with monkeypatch.context() as patch:
-            patch.setattr(BatchInputs, "_needs_filler", lambda self: True)
-            found = gradients(model, batch, [batch])
-            for value, wanted in zip(values_of(model, batch), values, strict=True):
-                torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
-            torch.testing.assert_close(rewards_of(model, batch), reward, atol=VALUES, rtol=0)
-        ran = found.keys() - expected.keys()
-        assert any(key.startswith(f"model.{prefix}") for key in ran for prefix in kit.vision_prefixes)
-        assert not any(found[key].any() for key in ran)
 
 
 @pytest.mark.parametrize(("name", "variant"), by_turns(kits_with("critic"), [("full",), ("lora",)], turns=2))
@@ -267,42 +220,6 @@ def test_a_head_that_is_not_there_is_drawn_for_a_critic_and_missed_for_a_reward_
     assert 0.5 / 65 < weights.std() < 2 / 65  # 64 hidden units: a standard deviation of 1 / 65
     with pytest.raises(UserError, match=rf"{folder}: this checkpoint has no value head \(no weight score.weight\)"):
         make_value_model(folder, "reward")
-
-
-def test_a_reward_model_that_lacks_a_weight_of_its_layers_is_refused(tiny_checkpoint, tmp_path):
-    kit, critic = get_kit("llm"), make_value_model(tiny_checkpoint("llm"))
-    processor = kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
-    lacking = {name: weight for name, weight in critic.state_dict().items() if "layers.0.mlp.up_proj" not in name}
-    critic.save(tmp_path, processor=processor, weights=lacking)
-    with pytest.raises(UserError, match="1 weights are not in this checkpoint, model.layers.0.mlp.up_proj.weight"):
-        make_value_model(tmp_path, "reward")
-
-
-def test_a_head_with_several_outputs_is_refused(tiny_checkpoint, tmp_path):
-    for file in tiny_checkpoint("llm").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors") | {"score.weight": torch.zeros(2, 64)}
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"score.weight has the shape \(2, 64\), and a value head has \(1, 64\)"):
-        make_value_model(tmp_path)
-
-
-def test_a_head_is_found_in_parts_and_in_older_files(tiny_checkpoint, tmp_path):
-    folder, head = tiny_checkpoint("llm"), torch.arange(64.0)[None] / 64
-    weights = load_file(folder / "model.safetensors")
-    for layout in ("parts", "old"):
-        (tmp_path / layout).mkdir()
-        for file in folder.iterdir():
-            if file.suffix != ".safetensors":
-                (tmp_path / layout / file.name).write_bytes(file.read_bytes())
-    save_file(weights, tmp_path / "parts/model-00001-of-00002.safetensors", metadata={"format": "pt"})
-    save_file({"score.weight": head}, tmp_path / "parts/model-00002-of-00002.safetensors", metadata={"format": "pt"})
-    places = dict.fromkeys(weights, "model-00001-of-00002.safetensors")
-    index = {"metadata": {}, "weight_map": places | {"score.weight": "model-00002-of-00002.safetensors"}}
-    (tmp_path / "parts/model.safetensors.index.json").write_text(json.dumps(index))
-    torch.save(weights | {"score.weight": head}, tmp_path / "old/pytorch_model.bin")
-    for layout in ("parts", "old"):
-        assert torch.equal(make_value_model(tmp_path / layout, "reward").head.weight, head)
 
 
 def test_rewards_are_normalized_in_evaluation_alone_and_a_critics_values_always(tiny_checkpoint, batch_of, tmp_path):

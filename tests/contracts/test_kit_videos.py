@@ -1,6 +1,5 @@
 """Videos of every kit that takes them, against Hugging Face's own processor and model, and against vLLM."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from helpers.conversations import as_written, clip, message, picture, row
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
 from helpers.passes import next_log_probs
 from helpers.tables import kits_with
-from helpers.tiny_models import check_batch, encode, make_actor, pad, positions_seen
+from helpers.tiny_models import encode, make_actor, pad, positions_seen
 from helpers.video_references import TEXT_KEYS, reference, stock_inputs
 
 from lmm_r1.data.messages import VideoPart, images_of, videos_of
@@ -42,8 +41,6 @@ CASES = {
 # Where a video's time reaches further than its rows and columns, what transformers 5.15 works out is not what the models
 # were trained with; tests/unit/lmm_kits/test_qwen_positions.py has such videos.
 POSITIONED = [case for case in CASES if case != "more steps than rows"]
-# Where the vision tower stands in their models; in all others it is `model.visual`.
-TOWERS = {"internvl": "model.vision_tower", "llava_onevision": "model.vision_tower", "smolvlm": "model.vision_model"}
 # The first of these models, and these, have no notion of how long a video lasts.
 TIMELESS = ("qwen2_vl", "internvl", "llava_onevision")
 # Their processor scales every frame to one size.
@@ -123,39 +120,6 @@ def test_log_probs_of_images_and_videos_together_are_those_of_the_stock_model(ki
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize("cases", [["one video"], MIXED, ["videos side by side", "an image and a video"]])
-def test_the_vision_tower_runs_once_in_a_pass(kit, processor, folder, cases, packs):
-    """Ranks of ZeRO-3 wait for one another in each of its runs, whatever their rows hold."""
-    actor = make_actor(folder, packing_samples=packs)
-    prompts = [encode(kit, processor, CASES[case]) for case in cases]
-    sequences, mask = pad([prompt.token_ids for prompt in prompts], side="left")
-    runs: list[None] = []
-    tower = actor.model.get_submodule(TOWERS.get(kit.model_type, "model.visual"))
-    tower.register_forward_hook(lambda *_: runs.append(None))
-    with torch.no_grad():
-        next_log_probs(actor, sequences, attention_mask=mask, media=[prompt.media for prompt in prompts])
-    assert len(runs) == 1
-
-
-def rows_of(kit: LmmKit, processor: Any) -> list[tuple[list[int], dict | None]]:
-    conversations = [
-        CASES["a video and an image"],
-        [message("user", "What is 12 + 34?")],
-        CASES["more steps than rows"],
-        [message("user", STILL, "Which digit is this?")],
-        CASES["videos in several turns"],
-    ]
-    encoded = [encode(kit, processor, messages) for messages in conversations]
-    return [([*prompt.token_ids, *range(5, 8 + index)], prompt.media) for index, prompt in enumerate(encoded)]
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_padded_batch_of_texts_images_and_videos_gives_each_row_its_own_log_probs(kit, processor, actor, side):
-    rows = rows_of(kit, processor)
-    check_batch(actor, rows, side=side)
-
-
 def test_the_order_and_the_times_of_frames_matter(kit, processor, actor):
     def log_probs(part: VideoPart) -> torch.Tensor:
         encoded = encode(kit, processor, [message("user", part, "Which digit?")])
@@ -200,14 +164,6 @@ def test_a_video_that_the_processor_refuses_is_a_user_error_with_its_size(kit, p
         return
     with pytest.raises(UserError, match="2 frames of 300x1"):
         encode(kit, processor, [message("user", clip(2, 300, 1), "Which digit?")])
-
-
-def test_prompts_with_videos_survive_pickling(kit, processor):
-    encoded = encode(kit, processor, CASES["a video and an image"])
-    copy = pickle.loads(pickle.dumps(encoded))
-    assert copy.token_ids == encoded.token_ids
-    assert np.array_equal(copy.videos[0].frames, encoded.videos[0].frames)
-    assert all(torch.equal(copy.media[key], value) for key, value in encoded.media.items())
 
 
 def test_supervised_training_learns_the_words_around_videos(kit, processor):

@@ -125,17 +125,3 @@ def test_a_run_of_windows_of_one_length_is_one_call(monkeypatch):
         scores = 0.3 * query[0, :, start:end] @ key[0, :, start:end].transpose(1, 2)
         expected[0, start:end] = (scores.softmax(-1) @ value[0, :, start:end]).transpose(0, 1)
     torch.testing.assert_close(found, expected, atol=DOUBLE, rtol=DOUBLE)
-
-
-@pytest.mark.parametrize("name", WINDOWED)
-def test_an_implementation_that_the_user_chose_stays(tiny_checkpoint, name):
-    actor = make_actor(tiny_checkpoint(name), attention="eager")
-    assert actor.kit.windowed_tower_of(actor.model).config._attn_implementation == "eager"
-
-
-@pytest.mark.parametrize("name", sorted(set(KITS) - set(WINDOWED)))
-def test_towers_without_windows_and_language_models_keep_theirs(tiny_checkpoint, name):
-    model = make_actor(tiny_checkpoint(name)).model
-    assert {part.config._attn_implementation for part in model.modules() if isinstance(part, PreTrainedModel)} == {
-        "sdpa"
-    }

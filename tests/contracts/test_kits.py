@@ -17,7 +17,6 @@ from helpers.conversations import as_written, message, picture, row
 from helpers.passes import logits_of, next_log_probs
 from helpers.tables import kits_with
 from helpers.tiny_models import check_batch, encode, make_actor, pad, positions_seen
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -27,7 +26,6 @@ from transformers.models.auto.modeling_auto import (
 
 from lmm_r1.data.messages import ImagePart, Message, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.generation.media_store import compact
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import freeze
@@ -209,24 +207,6 @@ def test_pixel_bounds_of_an_image_change_its_patches_as_computed_by_hand(load, n
     assert tuple(counts) == BOUNDED_PLACEHOLDERS[name]
 
 
-@pytest.mark.parametrize("name", KITS)
-def test_a_kit_says_within_which_bounds_the_size_of_an_image_is_a_choice(load, name):
-    loaded = load(name)
-    limits = loaded.kit.pixel_limits(loaded.processor)
-    counts = BOUNDED_PLACEHOLDERS.get(name, (0, 0, 0))
-    assert (limits is not None) == (len(set(counts)) > 1)
-    if limits is not None:
-        assert limits[0] <= 5000 < 20000 <= limits[1]
-
-
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_bounds_beyond_the_processors_own_do_not_blow_an_image_up(load, name):
-    loaded = load(name)
-    part = ImagePart(picture(112, 84), min_pixels=10**12)
-    (image,) = encode(loaded.kit, loaded.processor, [message("user", part, "Which digit?")]).images
-    assert image.width * image.height < 10**8
-
-
 @pytest.mark.parametrize("name", [name for name in IMAGE_KITS if name not in ANY_SHAPE])
 def test_an_image_that_the_processor_refuses_is_a_user_error_with_its_size(load, name):
     loaded = load(name)
@@ -263,14 +243,6 @@ def test_a_kit_without_an_image_tower_refuses_images(load, name):
     assert load(name).kit.filler_media(load(name).actor.model_config) is None
 
 
-@pytest.mark.parametrize("name", KITS)
-def test_several_text_parts_read_as_one_text_with_both(load, name):
-    loaded = load(name)
-    ids = encode(loaded.kit, loaded.processor, [message("user", "What is 12", "plus 34?")]).token_ids
-    text = loaded.tokenizer.decode(ids)
-    assert text.index("What is 12") < text.index("plus 34?")
-
-
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_kit_and_prompt_survive_pickling(load, name, case):
     loaded = load(name)
@@ -281,34 +253,6 @@ def test_kit_and_prompt_survive_pickling(load, name, case):
     assert copy.images == encoded.images
     for key, value in (encoded.media or {}).items():
         assert torch.equal(copy.media[key], value)
-
-
-# Bytes for each value of a noisy picture that every processor must cut up, scale or leave as it is. Phi-3.5-vision scales
-# the whole picture once more behind the normalisation: what comes of that are values of no table.
-BYTES_PER_VALUE = dict.fromkeys(IMAGE_KITS, 1) | {"phi3_v": 4}
-
-
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_media_travel_in_few_bytes_and_arrive_bit_by_bit(load, name):
-    loaded = load(name)
-    noise = torch.randint(0, 256, (168, 224, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    media = encode(loaded.kit, loaded.processor, [message("user", Image.fromarray(noise.numpy()), "?")]).media
-    packed = compact(media)
-    for key, value in packed.expand().items():
-        assert value.dtype == media[key].dtype
-        assert value.numpy().tobytes() == media[key].contiguous().numpy().tobytes(), key
-    pixels = media["pixel_values"] if "pixel_values" in media else media["image_pixel_values"]
-    name_of_pixels = next(key for key in media if media[key] is pixels)
-    tables = 3 * 1024
-    assert packed.tensors[name_of_pixels].nbytes <= BYTES_PER_VALUE[name] * pixels.numel() + tables
-
-
-@pytest.mark.parametrize("name", kits_with("RL"))
-def test_what_an_engine_is_told_of_a_kit_can_be_sent_to_a_process_of_its_own(load, name):
-    loaded = load(name)
-    config = loaded.kit.load_config(str(loaded.folder), trust_remote_code=False)
-    told = loaded.kit.engine_arguments(config, max_images=2, max_videos=1)
-    assert json.loads(json.dumps(told)) == told, "no functions, and nothing that a new process must import first"
 
 
 @pytest.mark.parametrize("name", KITS)
@@ -356,19 +300,6 @@ def test_a_padded_mixed_batch_gives_each_row_its_own_log_probs(load, name, side)
     check_batch(loaded.actor, rows, side=side)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", KITS)
-def test_positions_in_a_padded_batch_are_those_of_each_row_alone(load, name, side):
-    loaded = load(name)
-    config, rows = loaded.actor.model.config, mixed_rows(loaded)
-    media = [media for _, media in rows if media is not None]
-    sequences, mask = pad([ids for ids, _ in rows], side=side)
-    batch = loaded.kit.forward_inputs(config, sequences, mask, loaded.kit.merge_media(media) if media else None)
-    for index, (ids, own) in enumerate(rows):
-        alone = loaded.kit.forward_inputs(config, *pad([ids], side=side), own)["position_ids"][..., 0, :]
-        assert torch.equal(batch["position_ids"][..., index, :][..., mask[index].bool()], alone)
-
-
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_positions_are_those_that_the_model_works_out_itself(load, name, case):
     loaded = load(name)
@@ -413,16 +344,6 @@ def test_the_filler_row_changes_no_log_prob_and_gives_the_vision_tower_a_gradien
             assert torch.count_nonzero(gradient) == 0, key
         else:
             torch.testing.assert_close(gradient, gradients[key], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_the_filler_image_fits_the_shortest_sequence(load, name, monkeypatch):
-    loaded = load(name)
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    with torch.no_grad():
-        log_probs = next_log_probs(loaded.actor, torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 2).long())
-    assert log_probs.shape == (1, 1)
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)
@@ -480,27 +401,11 @@ def test_a_checkpoint_without_one_of_its_weights_is_refused(load, name, tmp_path
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_a_loaded_model_keeps_no_cache(load, name):
-    config = load(name).actor.model.config
-    assert config.use_cache is False
-    assert config.get_text_config().use_cache is False
-
-
-@pytest.mark.parametrize("name", KITS)
 def test_a_checkpoint_without_its_processor_is_a_user_error(load, name, tmp_path):
     for file in ("config.json", "model.safetensors"):
         shutil.copy(load(name).folder / file, tmp_path)
     with pytest.raises(UserError, match=str(tmp_path)):
         get_kit(name).load_processor(str(tmp_path), trust_remote_code=False)
-
-
-@pytest.mark.parametrize("name", IMAGE_KITS)
-def test_a_checkpoint_with_a_tokenizer_alone_is_a_user_error(load, name, tmp_path):
-    loaded = load(name)
-    shutil.copy(loaded.folder / "config.json", tmp_path)
-    loaded.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="image processor"):
-        loaded.kit.load_processor(str(tmp_path), trust_remote_code=False)
 
 
 def loss_text(loaded: Loaded, messages: list[Message], *, every_turn: bool) -> str:

@@ -39,7 +39,6 @@ from lmm_r1.host.seams import to_openrlhf_args
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 
-import flags_page
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="OpenRLHF is not installed")
 
@@ -129,26 +128,6 @@ def test_every_flag_takes_what_openrlhfs_takes(command):
             assert typing.get_args(hint) == (action.type, Ellipsis), flag
         else:
             assert action.type in (hint, *typing.get_args(hint)), flag
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_listed_difference_is_one(command):
-    args = to_openrlhf_args(COMMANDS[command]())
-    theirs = their_flags(command)
-    for flag, default in different(command).items():
-        assert theirs[flag].default == default, flag
-        assert dotted.get(args, flag) != default, flag
-
-
-def test_differences_have_a_reason_and_stand_once():
-    assert all(difference.reason for difference in DIFFERENCES)
-    assert len({(difference.command, difference.flag) for difference in DIFFERENCES}) == len(DIFFERENCES)
-
-
-def test_the_docs_list_the_differences():
-    shown = flags_page.MIGRATING_PAGE.read_text(encoding="utf-8")
-    shown = shown.partition(flags_page.BEGIN)[2].partition(flags_page.END)[0]
-    assert shown == flags_page.differences_table(), "run `make docs`"
 
 
 def told(command: str, line: str) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import error_of
-from helpers.tables import ROOT, commands_of
+from helpers.tables import commands_of
 
 from lmm_r1.cli import init
 from lmm_r1.cli.arguments import parse
@@ -65,12 +65,6 @@ def settled(command: list[str]) -> object:
     return config
 
 
-def test_the_page_trains_in_the_project_and_without_one():
-    trained = ["train_sft", "train_ppo_ray", "evaluate", "interactive_chat"]
-    assert [command[1] for command in PROJECT[2:]] == ["make_tiny_model", *trained]
-    assert [command[1] for command in BY_FLAGS] == trained
-
-
 @pytest.mark.parametrize("command", [*PROJECT[2:], *CHECK, *BY_FLAGS], ids=" ".join)
 def test_a_command_of_the_page_is_accepted_as_it_stands(command, project):
     settled(command)
@@ -85,16 +79,6 @@ def test_each_stage_goes_on_from_the_one_before(commands, project):
     # The sizes that follow from 40 rows.
     assert (rl.rollout.batch_size, rl.rollout.n_samples_per_prompt, rl.train.batch_size) == (8, 8, 64)
     assert (sft.train.batch_size, sft.train.micro_batch_size) == (8, 8)
-
-
-def test_scores_go_where_the_page_says(project):
-    output = str(settled(BY_FLAGS[2]).output)
-    assert output == "runs/evaluation/sft_rl_on_rows.json"
-    assert f"`{output}`" in (ROOT / PAGE).read_text(encoding="utf-8")
-
-
-def test_a_project_tells_the_commands_of_the_page(project):
-    assert commands_of(project / "README.md") == [PROJECT[2:]]
 
 
 def said_of(row: Row) -> str:
@@ -147,13 +131,3 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path, capfd
     sentence = f"DIR {tmp_path} exists and is not empty; choose another folder"
     assert error_of("init", [str(tmp_path)], capfd=capfd) == sentence
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_the_row_that_the_page_shows_is_one(tmp_path):
-    from PIL import Image
-
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    (tmp_path / "rows.jsonl").write_text(text.split("```json\n")[1].split("```")[0])
-    Image.new("RGB", (56, 56)).save(tmp_path / "dots.png")
-    (row,) = read_row_file(str(tmp_path / "rows.jsonl")).rows.values()
-    assert (row.answer, row.response.role, len(images_of(row.messages))) == ("3", "assistant", 1)

@@ -3,22 +3,19 @@
 import io
 
 import pytest
-import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, resolve, unplanned
+from lmm_r1.config import DPOConfig, PPOConfig, SFTConfig, resolve, unplanned
 from lmm_r1.errors import UserError
-from lmm_r1.generation.weight_bucket import BUCKET_BYTES
-from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import choices
-from lmm_r1.planning.choices import planned, refuse_excess
-from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, PlanImage, estimate
-from lmm_r1.planning.plan import WORKSPACE, Plan
-from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
+from lmm_r1.planning.choices import planned
+from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, estimate
+from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.supervised_plan import plan_supervised
 
 
@@ -94,46 +91,6 @@ def test_with_lora_the_plan_has_no_second_copy_of_the_weights_as_reference(rl_ru
     assert after == {phase.name: phase.size for phase in plan().devices[0].phases()}
 
 
-@pytest.mark.parametrize("gpu_bytes", [80 * GIB, None])
-def test_a_moving_average_is_a_copy_of_the_trained_weights_in_single_precision_in_the_hosts_memory(rl_run, gpu_bytes):
-    machine = Machine(gpu_bytes=gpu_bytes, host_bytes=64 * GIB)
-    plain, averaged = (plan_ppo(rl_run(train__enable_ema=on), machine, image=None) for on in (False, True))
-    policy = plain.devices[0].models[0]
-    more = 4 * policy.estimate.size.trained
-    if gpu_bytes is None:
-        # There it is the memory of the models themselves.
-        assert averaged.devices[0].models[0].idle == policy.idle + more
-    else:
-        assert averaged.host_peak == plain.host_peak + more
-        assert averaged.devices[0].models[0].idle == policy.idle
-
-
-@pytest.mark.parametrize("gpu_bytes", [80 * GIB, None])
-def test_rollouts_that_are_made_ahead_wait_in_the_machines_memory(rl_run, gpu_bytes):
-    machine = Machine(gpu_bytes=gpu_bytes, host_bytes=64 * GIB)
-    flags = {"rollout__batch_size": 8, "train__batch_size": 8}
-    ahead = {"train__async_enable": True, "train__async_queue_size": 3}
-    in_turn, overlapping = (plan_ppo(rl_run(**flags, **more), machine) for more in ({}, ahead))
-    # 8 prompts x 4 samples x 1,024 tokens x 96 bytes, three times.
-    assert overlapping.host[-1].name == "rollouts made ahead (3)"
-    assert overlapping.host_peak == in_turn.host_peak + 3 * 8 * 4 * 1024 * 96
-    names = [phase.name for device in overlapping.devices for phase in device.phases()]
-    assert ("update of the policy, while responses are generated" in names) == (gpu_bytes is None)
-
-
-def test_the_pictures_of_a_rollout_are_counted_once_for_each_prompt_as_rays_store_holds_them(rl_run):
-    # 64 patches of 1,176 numbers, a byte each, and what its 256 codes stand for, 4 bytes each.
-    image = PlanImage(token_ids=(1,) * 16, media={"pixel_values": torch.zeros(64, 1176)})
-    config = rl_run(rollout__batch_size=8, train__batch_size=8)
-    assert rollout_bytes(config, image) - rollout_bytes(config, None) == 8 * (64 * 1176 + 256 * 4)
-
-
-def test_an_episode_may_take_all_that_its_prompt_leaves(rl_run, with_memory):
-    with_memory(24)
-    _, said = told(rl_run(train__agent="crop"))
-    assert said.splitlines()[1].endswith("a group of 4 x 1,024 tokens fits into one")
-
-
 def test_passes_get_smaller_where_memory_is_short_and_what_is_given_is_kept(rl_run, with_memory):
     with_memory(24)
     base = rl_run(data__max_len=256, rollout__max_new_tokens=64)
@@ -158,22 +115,6 @@ def test_a_run_that_cannot_fit_is_refused_and_one_in_a_cluster_is_not_checked(rl
     config = rl_run()
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     assert told(config) == (unplanned(config), "")
-
-
-def test_a_run_that_cannot_fit_begins_where_the_user_says_so(rl_run, with_memory, caplog):
-    with_memory(1)
-    with pytest.raises(UserError, match="; or begin all the same with --train.memory_check warn$"):
-        told(rl_run())
-    caplog.clear()
-    warned, said = told(rl_run(train__memory_check="warn"))
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["the run cannot fit"]
-    assert said.startswith("memory, predicted: ")
-    # As few tokens as a pass can have; the user has been told.
-    assert warned.train.max_tokens_per_gpu is not None
-    caplog.clear()
-    unchecked = rl_run(train__memory_check="off")
-    assert told(unchecked) == (unplanned(unchecked), "")
-    assert caplog.records == []
 
 
 def test_a_run_whose_model_cannot_be_run_without_memory_goes_on_unchecked(rl_run, with_memory, caplog, monkeypatch):
@@ -227,84 +168,6 @@ def test_a_run_on_pairs_is_planned_with_its_reference_and_two_samples_to_a_row(t
     assert any(phase.name == "reference, offloaded" for phase in offloaded.host)
     for alone in (plan(ds__lora__rank=4), plan(model__simpo_enable=True)):
         assert [model.role for model in alone.devices[0].models] == ["policy"]
-
-
-def test_a_distillation_is_planned_with_its_teacher_whose_output_layer_is_whole_within_the_students_pass(
-    tiny_checkpoint,
-):
-    path = str(tiny_checkpoint("llm"))
-    names = ("model.model_name_or_path", "teacher.model_name_or_path")
-    flags = {**dict.fromkeys(names, path), "data.dataset": "rows", "ds.param_dtype": "fp32"}
-
-    def plan(**more: object) -> Plan:
-        config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
-        return plan_supervised(config, Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB), processes=4, per_machine=4)
-
-    student, teacher = plan().devices[0].models
-    weights = teacher.estimate.size.weight_bytes
-    assert [student.role, teacher.role] == ["policy", "teacher"]
-    assert (teacher.resident, teacher.context, teacher.states, teacher.pass_tokens) == (weights, 0, None, 2048)
-    sharded, shard = plan(ds__zero_stage=3).devices[0].models
-    assert shard.resident == -(-weights // 4)
-    text = Checkpoint(path).config.get_text_config()
-    assert sharded.context - student.context == 4 * text.vocab_size * text.hidden_size
-    offloaded = plan(ds__zero_stage=3, teacher__offload=True)
-    assert (offloaded.devices[0].models[1].resident, offloaded.devices[0].models[1].host) == (0, -(-weights // 4))
-    assert any(phase.name == "teacher, offloaded" for phase in offloaded.host)
-
-
-def test_a_distillation_on_the_students_own_responses_is_planned_with_an_engine_on_every_gpu(
-    tiny_checkpoint, monkeypatch
-):
-    path = str(tiny_checkpoint("llm"))
-    names = ("model.model_name_or_path", "teacher.model_name_or_path")
-    flags = {**dict.fromkeys(names, path), "data.dataset": "rows", "ds.param_dtype": "fp32"}
-    flags |= {"data.max_len": 1024, "rollout.on_policy_share": 0.5}
-
-    def plan(gpu: float | None = 24, **more: object) -> Plan:
-        config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
-        machine = Machine(gpu_bytes=None if gpu is None else int(gpu * GIB), host_bytes=64 * GIB)
-        return plan_supervised(config, machine, processes=2, per_machine=2)
-
-    without, found = plan(rollout__on_policy_share=0.0), plan(vllm__gpu_memory_utilization=0.3)
-    (device,), engine = found.devices, found.devices[0].engine
-    assert without.devices[0].engine is None
-    student, teacher = device.models
-    weights = teacher.estimate.size.weight_bytes
-    # It takes its share of the GPU, as it never sleeps, in the generation and in every update.
-    assert (engine.weights, engine.share, engine.asleep) == (weights, int(24 * GIB * 0.3), int(24 * GIB * 0.3))
-    sizes, before = ({phase.name: phase.size for phase in one.devices[0].phases()} for one in (found, without))
-    assert sizes["generation"] == student.idle + teacher.idle + engine.share
-    assert {name: sizes[name] - engine.share for name in before} == before
-    # The student's weights go to it a bucket at a time, and no second copy of them.
-    assert sizes["new weights"] == sizes["generation"] + BUCKET_BYTES
-    assert [part.size for part in found.host] == [part.size for part in without.host]
-    # Keys and values in single precision, for 1,024 tokens, beside weights and workspace.
-    text = Checkpoint(path).config.get_text_config()
-    head_dim = text.hidden_size // text.num_attention_heads
-    cached = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * 4
-    assert engine.least == weights + WORKSPACE + 1024 * cached
-    small = plan(gpu=8, vllm__gpu_memory_utilization=0.3)
-    assert any("an engine has 2.4 GiB of each GPU" in said for said in small.excesses())
-    # Of no named share it takes what it needs: workspace and 2 GiB more, and next to nothing of a tiny model's.
-    assert plan().engine_share == 0.21
-    # Where it shares the machine's memory with both ranks: their weights twice, and 2 GiB of cache each.
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    assert plan(gpu=None).devices[0].engine.share == 2 * (2 * weights + 2 * GIB)
-
-
-def test_a_distillation_that_leaves_its_engine_no_room_is_told_a_share_that_does(tiny_checkpoint):
-    path = str(tiny_checkpoint("llm"))
-    flags = {"model.model_name_or_path": path, "teacher.model_name_or_path": path, "data.dataset": "rows"}
-    flags |= {"ds.param_dtype": "fp32", "rollout.on_policy_share": 1.0, "vllm.gpu_memory_utilization": 0.97}
-    machine = Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB)
-
-    def replan(config: KDConfig) -> Plan:
-        return plan_supervised(config, machine, processes=1, per_machine=1)
-
-    config = resolve(dotted.replace(KDConfig(), flags))
-    with pytest.raises(UserError, match=r"It fits with --vllm.gpu_memory_utilization 0.7\n"):
-        refuse_excess(config, replan(config), replan=replan)
 
 
 @pytest.mark.usefixtures("own_environment")

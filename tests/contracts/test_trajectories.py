@@ -21,7 +21,6 @@ from helpers.random_trajectories import GROUP, MAX_LEN, RandomPolicy, Rollouts, 
 from helpers.tables import SOME, kits_with
 from helpers.tiny_models import encode, make_actor
 
-from lmm_r1.agents.registry import ENVIRONMENTS
 from lmm_r1.checkpoints.merge_job import in_double
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
@@ -82,10 +81,6 @@ def turns_of(sample: Sample, spoken: dict[tuple, Spoken]) -> list[Spoken]:
     """What the engine has noted of a sample's turns."""
     ids = sample.token_ids
     return [spoken[tuple(ids[:start]), tuple(ids[start:end])] for start, end in sample.action_ranges]
-
-
-def test_every_environment_has_a_case():
-    assert {case.partition(",")[0] for case in CASES} == set(ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -181,25 +176,6 @@ def test_the_trainer_gets_the_pixels_that_the_engine_is_shown(trajectories, name
         assert merged.keys() == expected.keys()
         for key, tensor in merged.items():
             torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0)
-
-
-@of_kits
-def test_the_trajectories_are_of_many_kinds(trajectories, name):
-    """Random ones that all ended with their first turn would prove nothing."""
-    everything = [(case, sample) for case in CASES for sample in trajectories(name, case, 24).samples]
-    ends = Counter(sample.played.end for _, sample in everything)
-    assert ends["failed"] == 0
-    assert min(ends["over"], ends["turns"], ends["tokens"]) > 0, ends
-    turns = Counter(len(sample.generated) for _, sample in everything)
-    assert min(turns[count] for count in (1, 2, 3, 4)) > 3, turns
-    kinds = Counter(turn.ended_by for case in CASES for turn in trajectories(name, case, 24).policy.spoken)
-    assert min(kinds[kind] for kind in ("token", "text", "length")) > 20, kinds
-    if get_kit(name).takes_images:
-        shown = Counter(sample.played.images for _, sample in everything)
-        assert min(shown[1], shown[2]) > 3, shown
-    calls = sum((Counter(sample.played.counts) for _, sample in everything), Counter())
-    # Without images there is nothing to cut.
-    assert 20 < calls["malformed_calls"] < calls["tool_calls"] + (not get_kit(name).takes_images)
 
 
 class Models:

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,11 +36,9 @@ class AccumulationCase:
     """Whether the optimizer's state is in CPU memory (`--ds.adam_offload`)."""
     zero_first: bool = False
     """Whether a step goes before whose gradients are all zero."""
-    bare: bool = False
-    """Whether DeepSpeed is left as it is."""
 
     def __str__(self) -> str:
-        extras = [name for name in ("offload", "zero_first", "bare") if getattr(self, name)]
+        extras = [name for name in ("offload", "zero_first") if getattr(self, name)]
         return "-".join([f"ZeRO-{self.stage}", self.param_dtype, self.accum_dtype or "default", *extras])
 
 
@@ -90,7 +87,6 @@ class Weights(torch.nn.Module):
 
 def _steps(case: AccumulationCase) -> Computed:
     from deepspeed.utils import safe_get_full_fp32_param
-    from openrlhf.utils.deepspeed import DeepspeedStrategy
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig
@@ -111,9 +107,6 @@ def _steps(case: AccumulationCase) -> Computed:
     strategy.setup_distributed()
     # A step of -gradient / (|gradient| + 1), without memory of the steps before.
     optimizer = constant_adam({"lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0})
-    if case.bare:
-        for name in ("_ds_init_train_model", "optimizer_step"):
-            setattr(strategy, name, partial(getattr(DeepspeedStrategy, name), strategy))
     engine, _, _ = strategy.prepare((Weights(DTYPES[case.param_dtype]), optimizer))
     size = SMALL[case.param_dtype]
     passes = [1.0] + [size] * SMALL_PASSES + [0.0] * (PASSES - 1 - SMALL_PASSES)

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -115,18 +114,6 @@ def test_rows_that_cannot_be_used_are_counted_and_listed_at_the_end(greedy, rows
     assert listed[2].startswith(f"  {rows} line {MISSING + 1}: no image file")
 
 
-def test_rows_are_answered_whose_turns_are_empty_or_whose_user_typed_a_tag(demo, tmp_path):
-    turns = [("system", ""), ("user", "3?"), ("assistant", ""), ("user", "What is <image>?")]
-    asked = {"messages": [{"role": role, "content": content} for role, content in turns]}
-    # Another column may hold the image.
-    data = write_rows(tmp_path, asked, asked | {"picture": "a.png"})
-    ended = run(command(demo, data, tmp_path / "out.jsonl", eval_task="generate"), cwd=tmp_path)
-    [done] = records(tmp_path / "out.jsonl")
-    tag = {"role": "user", "content": [{"type": "text", "text": "What is <image>?"}]}
-    assert done["prompt"] == [*asked["messages"][:3], tag]
-    assert f'{data} line 2: more "<image>" places in "messages" than the 0 images' in ended.stderr
-
-
 def test_killed_three_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_run(demo, rows, greedy, tmp_path):
     output = tmp_path / "out.jsonl"
     # Two rows at a time, so that there is something to interrupt.
@@ -151,26 +138,6 @@ def test_killed_three_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_
     assert records(output) == records(greedy / "out.jsonl")
     assert "2 rows were left out" in ended.stderr
     assert "all 34 rows were done before" in run(argv, cwd=tmp_path).stdout
-
-
-def test_vllm_gives_the_same_rows_also_from_two_engines(demo, rows, greedy, tmp_path):
-    for name, more in (("one", {}), ("two", {"engines": 2})):
-        output = tmp_path / name / "out.jsonl"
-        run(command(demo, rows, output, reward="math", **more), cwd=tmp_path)
-        assert records(output) == records(greedy / "out.jsonl")
-
-
-def test_a_job_is_not_continued_on_other_data(demo, rows, greedy, tmp_path):
-    output, other = tmp_path / "out.jsonl", tmp_path / "data.jsonl"
-    argv = command(demo, other, output, eval_task="generate", reward="math", max_rows=2)
-    lines = rows.read_text().splitlines()
-    other.write_text("\n".join(lines[:2]))
-    run(argv, cwd=tmp_path, code=0)
-    before = output.read_bytes()
-    other.write_text("\n".join([lines[0], lines[2]]))
-    said = run(argv, cwd=tmp_path, code=1).stderr
-    assert f"--output {output} ends with row 1, which has changed in --data {other}; choose another" in said
-    assert output.read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -199,18 +166,6 @@ def test_rejection_sampling_writes_rows_that_train_sft_takes(sampled, demo, tmp_
     }
     training = [sys.executable, "-m", "lmm_r1.cli.train_sft", *flags(values), "--ckpt.disable_ds"]
     run(training, cwd=tmp_path, code=0)
-
-
-def test_a_finished_job_gives_other_selections_without_generating_again(sampled, demo, tmp_path):
-    job = tmp_path / "job"
-    shutil.copytree(sampled, job)
-    changes = {"eval_task": "generate", "reward": "math", "n_samples": 4, "temperature": 1.0}
-    changes |= {"select": "dpo_pairs", "selected": job / "pairs.jsonl", "min_margin": 0.6}
-    run(command(demo, demo / "text", job / "out.jsonl", **changes), cwd=tmp_path, code=0)
-    pairs = [json.loads(line) for line in (job / "pairs.jsonl").read_text().splitlines()]
-    assert pairs
-    assert all(pair["chosen_reward"] - pair["rejected_reward"] >= 0.6 for pair in pairs)
-    assert all(pair["chosen"] != pair["rejected"] for pair in pairs)
 
 
 def test_a_reward_model_scores_an_earlier_output_and_gives_the_best_of_n(sampled, demo, tmp_path):

@@ -15,7 +15,6 @@ from helpers.saved_checkpoints import complete_steps, make_run, prepared, train,
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1.errors import UserError
-from lmm_r1.host.checkpoint_folder import read_latest
 from lmm_r1.host.strategy import KitStrategy
 
 RANK_0 = "zero_pp_rank_0_mp_rank_00_"
@@ -108,45 +107,6 @@ def test_a_useless_latest_falls_back_to_the_newest_whole_checkpoint(damage, tmp_
 
 
 @pytest.mark.usefixtures("process")
-def test_nothing_whole_is_nothing(tmp_path):
-    strategy = make_run(2)
-    assert loaded(tmp_path / "none", strategy) == (None, 0.0)
-    saved_steps(tmp_path, strategy, prepared(strategy), steps=1)
-    (tmp_path / "global_step1" / SHARDS[2][1]).unlink()
-    assert loaded(tmp_path, strategy) == (None, 0.0)
-    with pytest.raises(UserError, match="global_step7 cannot be loaded on .*: it is not there"):
-        strategy.load_ckpt(prepared(strategy), str(tmp_path), "global_step7")
-
-
-@pytest.mark.usefixtures("process")
-def test_what_latest_names_is_never_deleted_however_bad_its_metric(tmp_path):
-    strategy = make_run(2)
-    engine = prepared(strategy)
-    for step, metric in ((1, 0.9), (2, 1 / 3), (3, 0.5), (4, 0.1)):
-        train(strategy, engine, steps=1)
-        strategy.save_ckpt(engine, str(tmp_path), f"global_step{step}", max_num=2, metric_value=metric, metric_key="a")
-        assert read_latest(tmp_path) == f"global_step{step}"
-        assert step in complete_steps(tmp_path)
-    assert complete_steps(tmp_path) == [1, 4]
-    metric = json.loads((tmp_path / "global_step4/metric.json").read_text())
-    assert metric == {"metric_key": "a", "metric_value": 0.1}
-
-
-@pytest.mark.usefixtures("process")
-def test_an_unsettled_save_changes_nothing_else(tmp_path):
-    strategy = make_run(2)
-    engine = prepared(strategy)
-    weights = saved_steps(tmp_path, strategy, engine, steps=1)
-    train(strategy, engine, steps=1)
-    with strategy.unsettled():
-        strategy.save_ckpt(engine, str(tmp_path), "global_step2", max_num=1, client_state={"global_step": 2})
-    assert (complete_steps(tmp_path), read_latest(tmp_path)) == ([1, 2], "global_step1")
-    assert loaded(tmp_path, strategy) == (1, weights[0])
-    strategy.settle_ckpt(str(tmp_path), "global_step2", 1, 1000)
-    assert (complete_steps(tmp_path), read_latest(tmp_path)) == ([2], "global_step2")
-
-
-@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_openrlhfs_own_checkpoint_is_loaded_and_has_the_files_that_its_rule_knows(stage, tmp_path):
     """What is relied on: names of shards, zip archives, `latest` without a line end, metric.json after the save."""
@@ -165,43 +125,6 @@ def test_openrlhfs_own_checkpoint_is_loaded_and_has_the_files_that_its_rule_know
     assert loaded(tmp_path, strategy) == (2, expected)
     (tmp_path / "latest").write_text("")
     assert loaded(tmp_path, strategy) == (2, expected)
-
-
-@pytest.mark.usefixtures("process")
-def test_openrlhf_deletes_what_latest_names_before_it_saves(tmp_path, interrupter):
-    """Why its saving is replaced: with `max_num 1` there is a moment without any checkpoint."""
-    strategy = make_run(2)
-    engine = prepared(strategy)
-    train(strategy, engine, steps=1)
-    DeepspeedStrategy.save_ckpt(strategy, engine, str(tmp_path), "global_step1")
-
-    def save() -> None:
-        DeepspeedStrategy.save_ckpt(strategy, engine, str(tmp_path), "global_step2", max_num=1)
-
-    left = []
-    for at in range(1000):
-        killed = interrupter.run(save, at=at)
-        left.append(complete_steps(tmp_path))
-        if not killed:
-            break
-    assert [] in left
-
-
-@pytest.mark.usefixtures("process")
-def test_deepspeed_writes_no_latest_where_it_is_told_not_to_and_takes_any_folder_name(tmp_path):
-    strategy = make_run(2)
-    engine = prepared(strategy)
-    train(strategy, engine, steps=1)
-    engine.save_checkpoint(str(tmp_path), tag=".saving-x", client_state={"global_step": 1}, save_latest=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".saving-x", "zero_to_fp32.py"]
-    (tmp_path / ".saving-x").rename(tmp_path / "y")
-    path, states = prepared(strategy).load_checkpoint(str(tmp_path), "y")
-    assert Path(path).parent == tmp_path / "y"
-    # Beside DeepSpeed's own entries: what a worker's `get_checkpoint_states` returns.
-    assert states["global_step"] == 1
-    # As where `latest` is empty: nothing that a user could read.
-    with pytest.raises(AssertionError, match="^$"):
-        engine.load_checkpoint(str(tmp_path), "z")
 
 
 @pytest.mark.usefixtures("process")

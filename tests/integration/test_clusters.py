@@ -15,10 +15,10 @@ from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import cpu
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
-from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host import workers
 from lmm_r1.host.workers import WorkerGroup, reserve
@@ -92,12 +92,6 @@ def test_a_driver_without_gpus_starts_gpu_workers_whose_neighbours_share_a_node(
     assert (len(set(places[:GPUS])), len(set(places[GPUS:])), len(set(places))) == (1, 1, 2)
     assert {environment[:2] for environment in environments} == {("cuda", None)}
     assert all(environment[2] in ("0", "1") for environment in environments)
-
-
-def test_counts_that_nobody_names_are_those_of_the_clusters_nodes_with_gpus(cluster):
-    named = {"actor.model_name_or_path": "m", "data.prompt_dataset": "d", "rollout.n_samples_per_prompt": 2}
-    config = resolve(dotted.replace(PPOConfig(), named | {"train.colocate_all": True}))
-    assert (config.actor.nodes, config.ref.gpus_per_node, config.vllm.engines) == (2, GPUS, 2 * GPUS)
 
 
 def test_groups_that_no_node_has_room_for_are_told_and_gpus_are_waited_for(cluster, monkeypatch, caplog):

@@ -18,8 +18,6 @@ from lmm_r1.records.run_folder import read_stage
 
 pytestmark = pytest.mark.slow
 
-ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
-
 
 def settings(model: Path, folder: Path, *, run: str, **changes: object) -> dict[str, Any]:
     values = {

@@ -62,26 +62,6 @@ def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, se
 
 
 @pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        ([], "--checkpoints is missing: name what to measure as FOLDER or NAME=FOLDER"),
-        (["--checkpoints", "m=image"], "--files and --suite are missing: name rows as PATH or NAME=PATH, or a suite"),
-        (["--compare", "a.json", "b.json"], "no file of responses a.responses.jsonl; `lmm-r1 evaluate` writes one"),
-        (
-            ["--checkpoints", "m=image", "--files", "f=text_rows", "--output", "o.json", "--reward", "math", "math"],
-            "--reward math math: one of them is given twice; give each once",
-        ),
-        (
-            ["--checkpoints", "m=image", "--files", "f=text_rows", "f=image_rows", "--output", "o.json"],
-            "--files f=image_rows: the name f is given twice; write NAME=PATH with another",
-        ),
-    ],
-)
-def test_what_is_missing_or_given_twice_is_named(argv, sentence, work, capfd):
-    assert error_of("evaluate", argv, capfd=capfd).startswith(sentence)
-
-
-@pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"messages": QUESTION["messages"]}, 'text_rows/rows.jsonl line 1: the answer "answer" is missing'),

@@ -176,15 +176,6 @@ def test_a_checkpoint_less_and_another_name_are_read_again_too(repeated):
     assert {one.checkpoint for one in read_responses(Path("out/scores.responses.jsonl"))} == {"renamed"}
 
 
-def test_what_has_changed_is_measured_anew(repeated):
-    changes = [{"max_new_tokens": 7}, {"n_samples": 1}, {"seed": 1}, {"reward": "math"}, {"dtype": "bfloat16"}]
-    for change in changes:
-        with pytest.raises(EngineWanted):
-            repeated(**change)
-    with pytest.raises(EngineWanted):
-        repeated("--overwrite")
-
-
 def test_changed_rows_and_weights_and_damaged_responses_are_measured_anew(repeated, tmp_path):
     saved, measured = (Path(f"out/scores.{name}").read_text() for name in ("responses.jsonl", "measured.json"))
     lines = saved.splitlines(keepends=True)

@@ -16,8 +16,6 @@ from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import gpu_check
-from gpu_stages.policy import Policy
-from gpu_stages.subject import Subject
 
 pytestmark = pytest.mark.slow
 
@@ -97,62 +95,3 @@ def test_with_either_signature_of_the_kernel_all_results_are_there(kernel, tmp_p
         assert len([part for part in differences if part.startswith("prefix of ")]) == 2
         assert len([part for part in differences if part.startswith("weights of ")]) == 2
         assert 0 < max(differences.values()) < 0.05
-
-
-def test_without_memory_for_one_way_the_others_are_measured(tmp_path, monkeypatch):
-    given = Policy.log_probs
-
-    def log_probs(self, *arguments, **settings):
-        if (settings["layout"], settings["logits"]) == ("shared", "whole"):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 19.00 GiB")
-        return given(self, *arguments, **settings)
-
-    monkeypatch.setattr(Policy, "log_probs", log_probs)
-    results = results_of(tmp_path / "result.json", "--stages", "c")["c"]
-    layouts = ("shared", "packed", "padded")
-    assert list(results) == [
-        f"{layout}/{logits}/{vision}"
-        for logits in ("chunked", "whole")
-        for layout in layouts
-        for vision in ("flash_windows", "loop")
-    ]
-    for name, result in results.items():
-        if name.startswith("shared/whole/"):
-            assert result["error"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 19.00 GiB (")
-            continue
-        assert result["seconds"] > 0
-        assert result["peak_gib"] >= 0
-        assert result["utilisation"] is None
-        assert sum(result["kernels"]["by_group"].values()) == pytest.approx(1, abs=1e-3)
-        assert result["kernels"]["by_group"]["matmul"] > 0
-
-
-def test_the_largest_pass_is_the_largest_that_has_memory(tmp_path, monkeypatch):
-    def update(self, batch, *, layout, logits):
-        if len(batch.sequences) > (3 if logits == "chunked" else 1):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Subject, "update", update)
-    results = results_of(tmp_path / "result.json", "--stages", "d")["d"]
-    assert [name for name in results if not name.startswith("largest")] == [
-        f"{tokens}/{way}"
-        for tokens in (8192, 16384, 32768)
-        for way in ("shared/chunked", "packed/chunked", "shared/whole")
-    ]
-    rows = {name: result["rows"] for name, result in results.items() if name.startswith("largest")}
-    assert rows == {"largest/shared/chunked": 3, "largest/packed/chunked": 3, "largest/shared/whole": 1}
-    found = results["largest/shared/chunked"]
-    assert found["bounded_by"] == "memory"
-    (fitting,) = [entry for entry in found["tried"] if entry["rows"] == 3]
-    assert fitting["fits"]
-    assert fitting["unique_tokens"] == found["unique_tokens"]
-    assert all(entry["fits"] == (entry["rows"] <= 3) for entry in found["tried"])
-
-
-def test_kits_that_disagree_or_fail_end_the_check_with_code_1_and_all_results(tmp_path, monkeypatch):
-    results = results_of(tmp_path / "result.json", "--stages", "a", "--kits", "llm", "no_kit", ends_with=1)["a"]
-    assert results["parity/llm"]["judgement"] == "agrees"
-    assert results["parity/no_kit"]["error"].startswith("UserError: no kit for model_type 'no_kit'")
-    rates = [result["tflops"] for name, result in results.items() if name.startswith("matmul/")]
-    assert len(rates) == 6
-    assert results["copy/on_device"]["gb_per_s"] > 0

@@ -22,7 +22,6 @@ CASES = [
 CASES += [AccumulationCase(stage=stage, param_dtype="bf16", accum_dtype="bf16") for stage in (1, 2, 3)]
 CASES += [AccumulationCase(stage=stage, param_dtype="bf16", zero_first=True) for stage in (1, 2, 3)]
 RANKS = (1, 2)
-BARE = [AccumulationCase(stage=stage, param_dtype="bf16", bare=True) for stage in (1, 2, 3)]
 OURS = AccumulationCase(stage=1, param_dtype="bf16")
 
 
@@ -38,8 +37,6 @@ def computed(request: pytest.FixtureRequest, folder: Path) -> Callable[[int, Acc
     cases = {
         ranks: [case for case in CASES if any(name.endswith(f"[{case}-{ranks}]") for name in names)] for ranks in RANKS
     }
-    if test_deepspeed_alone_takes_fp32_as_zero_3_does_only.__name__ in names:
-        cases[1] += [case for case in (*BARE, OURS) if case not in cases[1]]
     if test_policy_losses_are_those_of_the_whole_step_on_two_ranks.__name__ in names:
         for made in cases.values():
             made += [] if made else [OURS]
@@ -68,15 +65,6 @@ def test_small_computed_by_many_passes_count(case, ranks, computed):
         # Where all rewards of a group are equal, for example; ZeRO-1's other optimizer ends there.
         assert steps.pop(0) == [0.0, 0.0]
     assert steps == [pytest.approx([expected, expected], rel=1e-5)] * 2
-
-
-def test_deepspeed_alone_takes_fp32_as_zero_3_does_only(computed):
-    """Upstream's behaviour that is undone at the first two stages."""
-    optimizers = [computed(1, case).optimizer for case in BARE]
-    assert optimizers == ["BF16_Optimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"]
-    sums = [computed(1, case).gradients[0][0] for case in BARE]
-    assert sums == pytest.approx([1.015625 / 16, 1 / 16, 1.015625 / 16], rel=1e-5)
-    assert computed(1, OURS).optimizer == "DeepSpeedZeroOptimizer"
 
 
 def test_policy_losses_are_those_of_the_whole_step_on_two_ranks(computed, folder):

@@ -8,15 +8,12 @@ import json
 import random
 import re
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.commands import QUESTION, write_rows
 from helpers.killed_runs import KillableCommand
 from helpers.processes import warm_python
-from helpers.recipe_samples import SAMPLES, png
 from helpers.tiny_models import build_checkpoint, make_actor
 from PIL import Image
 
@@ -62,14 +59,6 @@ def adapter(folder: Path) -> None:
     save_adapter(model, folder / "adapter")
 
 
-def published_copy(folder: Path) -> None:
-    folder.mkdir()
-    records = [{**SAMPLES["mathv360k"].record, "id": str(number)} for number in range(2000)]
-    (folder / "train_samples_all_tuning.json").write_text(json.dumps(records))
-    with zipfile.ZipFile(folder / "data_images.zip", "w") as archive:
-        archive.writestr("data_images/FigureQA/1.png", png())
-
-
 COMMANDS = {
     "merge": (adapter, ["--adapter", "input/adapter", "--output", "output"], "output"),
     "check_data": (rows, ["input/rows.jsonl", "--html", "output.html"], "output.html"),
@@ -101,44 +90,6 @@ def test_a_killed_command_leaves_all_of_its_output_or_none(name, tmp_path):
     assert ended.code == 0, ended.output
     assert digests(written) == whole
     assert killed > 0, "it was too quick for each of the moments"
-
-
-def asked(folder: Path) -> None:
-    folder.mkdir()
-    build_checkpoint(get_kit("llm"), folder / "model")
-    write_rows(folder, *[QUESTION] * 24)
-
-
-EVALUATE = ["--checkpoints", "m=input/model", "--files", "f=input/rows.jsonl", "--output", "output/evaluation.json"]
-EVALUATE += ["--system_prompt", "none"]
-RESUMED = {
-    "prepare_data": (published_copy, ["mathv360k", "--source", "input", "--output", "output"], "resuming after"),
-    "evaluate": (asked, [*EVALUATE, "--backend", "transformers", "--max_new_tokens", "24"], ""),
-}
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_killed_command_is_resumed_and_writes_the_same(name, tmp_path):
-    prepare, arguments, sign = RESUMED[name]
-    prepare(tmp_path / "input")
-    argv = [warm_python(), "-m", f"lmm_r1.cli.{name}", *arguments]
-    command, written = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "output"
-    seconds = min(_seconds(command, written) for _ in range(2))
-    whole, draw, killed, resumed = digests(written), random.Random(name), 0, 0
-    _remove(written)
-    for _ in range(KILLS):
-        moment = time.monotonic() + draw.uniform(0.1, 1.0) * seconds
-        ended = command.run(kill=lambda moment=moment: time.monotonic() > moment, limit_s=300)
-        killed += ended.killed
-        resumed += sign in ended.output
-        if not ended.killed:
-            assert digests(written) == whole
-            _remove(written)
-    ended = command.run(limit_s=300)
-    assert ended.code == 0, ended.output
-    assert digests(written) == whole
-    assert killed > 0
-    assert resumed > 0, "no try found rows to resume from"
 
 
 def _seconds(command: KillableCommand, written: Path) -> float:

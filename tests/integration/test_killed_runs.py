@@ -91,26 +91,6 @@ def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_
     assert json.loads((run / "stage.json").read_text())["steps"] == STEPS
 
 
-def test_runs_do_not_touch_each_others_checkpoints(make_command, refused):
-    command, run = make_command()
-    assert command.run(kill=lines_in(run / "metrics.jsonl", 4), limit_s=120).killed
-    other, its_run = make_command()
-    ended = other.run_here()
-    assert (ended.code, "resumed" in ended.output) == (0, False), ended.output
-    assert [step for step, _ in losses(its_run)] == list(range(1, STEPS + 1))
-    paths = ("--ckpt.output_dir", str(its_run.parent / "third"), "--ckpt.path", str(run / "checkpoints"))
-    assert ANOTHER_RUN in refused(other, *paths, "--max_norm", "0.5", run=run)
-    assert ANOTHER_RUN in refused(command, "--model.model_name_or_path", str(its_run), run=run)
-
-    ended = command.run_here()
-    assert ended.code == 0, ended.output
-    assert losses(run) == losses(its_run)
-    assert "--ckpt.overwrite" in refused(command, run=run), "finished"
-    ended = KillableCommand(argv=[*command.argv, "--ckpt.overwrite"], cwd=command.cwd).run_here()
-    assert ended.code == 0, ended.output
-    assert losses(run) == losses(its_run)
-
-
 @pytest.fixture
 def refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], own_environment: None

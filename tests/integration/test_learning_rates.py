@@ -1,20 +1,15 @@
 """The rate at which each update learns, as the weights show it: warm-ups begin at 1/n, and a resumed run goes on."""
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from deepspeed import DeepSpeedEngine
 from deepspeed.utils import safe_get_full_fp32_param
-from helpers.commands_here import run_here
 from helpers.tables import table
-from safetensors.torch import load_file
-from transformers.trainer_utils import SchedulerType
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
-from lmm_r1.config.model_checks import SCHEDULES
 from lmm_r1.host import strategy as strategy_module
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 
@@ -62,17 +57,7 @@ def weight_of(engine: DeepSpeedEngine) -> torch.Tensor:
     return full.clone()
 
 
-# Four updates of warm-up and four after it, which begin where transformers' schedules begin: at 0, 1/4, 2/4 and 3/4 of
-# the way. cos(pi/4) = 0.70711.
-WARM = [1 / 4, 2 / 4, 3 / 4, 1]
-COSINE = [1, 0.85355, 0.5, 0.14645]
 RATES = table("integration/learning_rates", "rates")
-
-
-def test_every_schedule_that_the_flags_take_is_worked_out_here():
-    assert set(RATES) == set(SCHEDULES)
-    others = {"reduce_lr_on_plateau", "warmup_stable_decay", "greedy"}
-    assert {str(kind.value) for kind in SchedulerType} - others == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("name", RATES)
@@ -124,21 +109,3 @@ def test_a_run_that_cannot_learn_is_warned_of(given, flags, caplog):
     assert said == (
         [] if flags is None else [f"no update has a learning rate above 0, so the weights stay as they are: {flags}"]
     )
-
-
-TWO_ROWS = table("integration/learning_rates", "two_rows")
-
-
-@pytest.mark.parametrize("command", TWO_ROWS)
-def test_a_stage_of_one_update_changes_its_model_and_logs_the_rate_of_that_update(command, tiny_checkpoint, tmp_path):
-    rows, output, model = tmp_path / "rows.jsonl", tmp_path / "out", tiny_checkpoint("llm")
-    rows.write_text("".join(json.dumps(row) + "\n" for row in TWO_ROWS[command]))
-    given = {"data.dataset": rows, "model.model_name_or_path": model, "ckpt.output_dir": output, "adam.lr": 1e-3}
-    given |= {"train.batch_size": 2, "train.max_epochs": 1, "ds.param_dtype": "fp32", "ds.attn_implementation": "sdpa"}
-    ended = run_here(command, [f"--{flag}={value}" for flag, value in given.items()], folder=tmp_path)
-    assert ended.code == 0, ended.stderr
-    (line,) = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    assert line["lr"] == pytest.approx(1e-3)
-    before, after = (load_file(next(folder.glob("*.safetensors"))) for folder in (model, output))
-    names = before.keys() & after.keys()
-    assert any(not torch.equal(before[name], after[name].to(before[name].dtype)) for name in names)

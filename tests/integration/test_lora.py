@@ -1,6 +1,6 @@
 """LoRA under DeepSpeed: what a run saves, resumes from and sends to the engines is the adapted model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,27 +8,23 @@ from typing import Any
 import pytest
 import torch
 from helpers import commands_here
-from helpers.conversations import message, picture
-from helpers.engines import largest_difference, running_engine, sampled
 from helpers.passes import logits_of, next_log_probs
 from helpers.rl_steps import sample
-from helpers.tiny_models import MIXTURES, build_experts, encode, flat_actor, make_actor
+from helpers.tiny_models import MIXTURES, build_experts, flat_actor, make_actor
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.merging import checkpoint_folder, load_trained, load_with_adapter, merge_adapter, read_weights
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.errors import UserError
 from lmm_r1.generation import weight_sync
 from lmm_r1.generation.weight_bucket import weights_in
 from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
+from lmm_r1.models.adapters import ADAPTER_FOLDER, merged_state_dict
 from lmm_r1.rl import workers
-from lmm_r1.rl.resume import reference_file
 from lmm_r1.train.publication import MovingAverage
 
 KIT = "qwen2_5_vl"
@@ -318,48 +314,3 @@ def test_a_policy_without_its_adapters_gives_the_log_probs_of_a_second_copy(run,
     assert all(map(torch.equal, after, before)), "its adapters are back"
     train(strategy, actor, steps=1)
     assert all(map(torch.equal, worker.reference_forward(passes)[0], expected))
-
-
-@pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "DoRA, ZeRO-3"])
-def test_a_reference_that_follows_the_policy_takes_its_adapters_merged(run, tiny_checkpoint, tmp_path):
-    stage, flags = RUNS[run]
-    folder = tiny_checkpoint(KIT)
-    strategy = make_run(stage, **flags)
-    actor = prepared(strategy, folder)
-    train(strategy, actor, steps=2)
-    # As its worker makes it: without adapters.
-    eval_config = strategy.get_ds_eval_config(offload=False)
-    bare = flat_actor(str(folder), attn_implementation="sdpa", param_dtype="fp32", ds_config=eval_config)
-    reference = strategy.prepare(bare)
-    before, expected = logits(reference), logits(actor)
-    assert (before - expected).abs().max() > 1e-3
-    file = reference_file(tmp_path, 2)
-    worker_of(actor, strategy).write_reference(str(file))
-    worker_of(reference, strategy, kind=workers.KitReferenceActor).load_reference(str(file))
-    torch.testing.assert_close(logits(reference), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(logits(actor), expected, atol=0, rtol=0)
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_learning_rate_of_a_vision_tower_that_lora_freezes_is_refused(tiny_checkpoint: Callable[[str], Path]):
-    strategy = make_run(2, **{"adam.vision_lr": 1e-4})
-    with pytest.raises(UserError, match="--adam.vision_lr 0.0001: --ds.lora.rank or .* freezes the vision tower"):
-        prepared(strategy, tiny_checkpoint(KIT))
-
-
-@pytest.mark.slow
-def test_vllm_computes_on_a_merged_checkpoint_what_the_adapted_model_does(tiny_checkpoint, tmp_path):
-    kit, folder = get_kit(KIT), tiny_checkpoint(KIT)
-    actor = make_actor(folder, lora_rank=4)
-    for layer in adapted_layers(actor.model).values():
-        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
-    actor.model.save_pretrained(tmp_path, state_dict=merged_state_dict(actor.model))
-    save_adapter(actor.model, tmp_path / ADAPTER_FOLDER)
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
-    kit.save_processor(processor, tmp_path)
-    prompts = [encode(kit, processor, [message("user", picture(84, 56), "Which digit is this?")])]
-    with running_engine(kit, tmp_path, max_images=1) as llm:
-        samples = sampled(llm, kit, prompts, banned=(), n=4, max_tokens=12)
-    assert largest_difference(actor, prompts, samples) < 1e-4
-    assert largest_difference(make_actor(folder), prompts, samples) > 1e-2, "the adapters would not have shown"

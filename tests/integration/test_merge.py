@@ -146,21 +146,6 @@ def test_an_earlier_step_of_a_zero_1_checkpoint_with_adapters(runs, base, tmp_pa
         torch.testing.assert_close(half - original, (one - original) / 2, atol=1e-7, rtol=0)
 
 
-def test_lower_precision_is_rounded_from_the_merged_weights_in_parts(runs, tmp_path, capfd):
-    run, output = runs["ZeRO-1, LoRA"], tmp_path / "merged"
-    settings = {"adapter": run.model / "adapter", "output": output, "dtype": "bfloat16", "max_shard_size": "300KB"}
-    main(flags(settings))
-    printed = capfd.readouterr().out
-    assert difference_said(printed) > 0
-    assert 1e-4 < float(printed.partition("rounding to bfloat16 moves the outputs by up to ")[2].split()[0]) < 1
-    parts = [load_file(file) for file in output.glob("model-*.safetensors")]
-    assert len(parts) > 2
-    expected = load_file(run.model / WEIGHTS)
-    stored = {name: tensor for part in parts for name, tensor in part.items()}
-    assert set(stored) == set(expected)
-    assert all(torch.equal(tensor, expected[name].to(torch.bfloat16)) for name, tensor in stored.items())
-
-
 @pytest.fixture
 def refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """A function from flags to the sentence of the command, which leaves nothing behind in the output's place."""
@@ -174,43 +159,6 @@ def refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., 
         return sentence
 
     return said
-
-
-def test_flags_that_do_not_go_together_are_refused(refused, base, tmp_path):
-    assert refused() == "give either --adapter or --checkpoint"
-    assert refused(adapter=base, checkpoint=base) == "give either --adapter or --checkpoint"
-    assert "--checkpoint needs --base" in refused(checkpoint=base)
-    assert refused(adapter=base, tag="global_step1") == "--tag belongs to --checkpoint; leave it out"
-    assert "write a number and a unit" in refused(adapter=base, max_shard_size="big")
-    assert "must be at least 1" in refused(checkpoint=base, base=base, lora_alpha=0)
-
-
-def test_an_output_that_cannot_be_is_refused(refused, runs, tmp_path):
-    adapter = runs["ZeRO-1, LoRA"].model / "adapter"
-    (tmp_path / "place" / "full" / "deep").mkdir(parents=True)
-    (tmp_path / "place" / "file").write_text("")
-    assert "exists and is not empty" in refused(adapter=adapter, output=tmp_path / "place" / "full")
-    assert "is a file; name a folder" in refused(adapter=adapter, output=tmp_path / "place" / "file")
-    assert "is a file; choose another place" in refused(adapter=adapter, output=tmp_path / "place" / "file" / "x")
-    # There nobody can make a folder, an administrator neither.
-    assert "cannot be written" in refused(adapter=adapter, output="/proc/merged")
-
-
-def test_adapters_that_cannot_be_merged_are_refused(refused, runs, base, tiny_checkpoint, tmp_path):
-    adapter = runs["ZeRO-1, LoRA"].model / "adapter"
-    assert "no such folder" in refused(adapter=tmp_path / "nowhere")
-    assert "no adapter_config.json" in refused(adapter=base)
-    assert "no such folder" in refused(adapter=adapter, base=tmp_path / "nowhere")
-    # Of the same names and shapes.
-    assert "and that of" in refused(adapter=adapter, base=tiny_checkpoint("gemma3"))
-    copy = tmp_path / "copy"
-    shutil.copytree(adapter, copy)
-    content = (copy / "adapter_model.safetensors").read_bytes()
-    (copy / "adapter_model.safetensors").write_bytes(content[:-100])
-    assert "adapter_model.safetensors: the weight file is damaged" in refused(adapter=copy)
-    config = json.loads((copy / "adapter_config.json").read_text())
-    (copy / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    assert "names no base model; give one with --base" in refused(adapter=copy)
 
 
 def test_checkpoints_that_cannot_be_gathered_are_refused(refused, runs, base, tiny_checkpoint, tmp_path):
@@ -240,13 +188,6 @@ def test_checkpoints_that_cannot_be_gathered_are_refused(refused, runs, base, ti
     assert "this ZeRO checkpoint cannot be read" in refused(**settings)
     shard.unlink()
     assert "but found 1 files" in refused(**settings)
-
-
-def test_an_upload_without_a_way_to_the_hub_is_refused_before_anything_is_merged(refused, runs, monkeypatch):
-    hub.is_reachable.cache_clear()
-    adapter = runs["ZeRO-1, LoRA"].model / "adapter"
-    assert "the Hugging Face hub cannot be reached" in refused(adapter=adapter, push_to_hub="me/model")
-    assert "not the name of a repository" in refused(adapter=adapter, push_to_hub="me/my/model")
 
 
 def test_an_upload_makes_a_private_repository_and_commits_every_file(tmp_path):

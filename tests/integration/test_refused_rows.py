@@ -14,7 +14,6 @@ from helpers.commands_here import start_anew
 from PIL import Image
 
 from lmm_r1.cli import check_data, train_sft
-from lmm_r1.supervised import sft
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 
@@ -109,16 +108,6 @@ def test_a_template_that_rewrites_history_is_found_before_the_run_and_its_advice
     assert "gives 6 rows, fewer than --train.batch_size 8" in error_of(command, skips, capfd=capfd)
 
 
-@pytest.mark.parametrize("command", ["train_dpo", "train_rm"])
-def test_a_response_whose_turns_are_rewritten_is_found_before_the_run(command, model, work, capfd):
-    argv, form = COMMANDS[command]
-    write_rows(work, *map(form, read("F06_multi_turn_think.jsonl")))
-    given = {"data__tokenizer_chat_template": "F06_think.jinja"}
-    sentence = error_of(command, argv(model, **given), capfd=capfd)
-    assert sentence.startswith("rows.jsonl line 7: the chat template writes the messages up to 2 differently")
-    assert "no_multiturn" not in sentence
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_end_token_of_another_name_is_found_before_the_run(command, model, work, capfd):
     argv, form = COMMANDS[command]
@@ -152,22 +141,6 @@ def test_check_data_finds_what_a_training_refuses(form, model, work):
     write_rows(work, *map(form, read("F05_extreme_aspect_sft.jsonl")))
     ((index, what),) = findings("rows.jsonl", model)
     assert (index, what.startswith(REFUSED_IMAGE)) == (6, True)
-
-
-@pytest.mark.parametrize("form", [as_it_is, as_pair])
-def test_check_data_tells_turns_apart_as_a_training_does(form, model, work):
-    shutil.copytree(model, "rewriting")
-    for file in Path("rewriting").glob("*chat_template*"):
-        file.unlink()
-    shutil.copy("F06_think.jinja", "rewriting/chat_template.jinja")
-    write_rows(work, *map(form, read("F06_multi_turn_think.jsonl")))
-    ((index, what),) = findings("rows.jsonl", "rewriting")
-    assert (index, what.startswith("the chat template writes the messages up to 2 differently")) == (6, True)
-    shutil.copytree(model, "renamed")
-    shutil.copy("F09_tokenizer_config.json", "renamed/tokenizer_config.json")
-    write_rows(work, *map(form, read("F09_eos.jsonl")))
-    ((index, what),) = findings("rows.jsonl", "renamed")
-    assert (index, "the tokenizer's end token <|endoftext|> is missing" in what) == (0, True)
 
 
 def broken_png() -> bytes:
@@ -218,19 +191,3 @@ def test_pixels_that_break_in_a_run_stop_it_with_advice_that_leads_on(workers, m
     assert steps_of(Path("out")) == [1, 2, 3]
     assert left_out(Path("out")) == [(5, "rows.jsonl line 6")]
     assert "a row is left out: rows.jsonl line 6: cannot read the image " in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_after_a_row_that_it_has_left_out_was_removed(model, work, monkeypatch):
-    rows = read("F05_extreme_aspect_sft.jsonl")
-    write_rows(work, *rows[-1:], *rows[:-1])
-    given = {"data__bad_rows": "skip", "train__max_epochs": 1, "ckpt__save_steps": 1}
-    encode, calls = sft.encode_sample, iter(range(1 + 2 * 2))
-    monkeypatch.setattr(sft, "encode_sample", lambda *row, **named: next(calls) + 1 and encode(*row, **named))
-    with pytest.raises(SystemExit):
-        learned(supervised(model, **given), monkeypatch)
-    monkeypatch.setattr(sft, "encode_sample", encode)
-    assert (steps_of(Path("out")), left_out(Path("out"))) == ([1, 2], [(0, "rows.jsonl line 1")])
-    write_rows(work, *rows[:-1])
-    learned(supervised(model, **given), monkeypatch)
-    assert steps_of(Path("out")) == [1, 2, 3]

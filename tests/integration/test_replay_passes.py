@@ -1,27 +1,21 @@
 """What becomes of planned passes: workers find the media of their groups, gradients of a step add up under DeepSpeed."""
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import deepspeed
 import pytest
 import ray
 import torch
-from helpers import commands_here
 from helpers.media_steps import Engine, Step, Worker, counted_bytes, mark_of, start_cluster, stored_objects
 from helpers.rl_steps import group
-from helpers.sessions import AccumulatingStrategy
 from ray import cloudpickle
 
 from lmm_r1.data.sample import MediaRef, PlacedRef
-from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
 from lmm_r1.host.workers import WorkerGroup, reserve
 from lmm_r1.rl.model_groups import Models, hand_out
-from lmm_r1.train.update import Counts, Terms, update
 
 pytestmark = pytest.mark.slow
 
@@ -107,23 +101,6 @@ def test_the_drivers_bytes_do_not_grow_with_the_images_and_nothing_stays_behind(
     assert sent + received < 200_000
 
 
-def test_media_are_held_while_a_rollout_is_and_not_put_for_an_evaluation(engine, workers):
-    # The tests' process looks for cycles seldom, see conftest: none of earlier tests may go in the middle of this one.
-    gc.collect()
-    step, _ = made_step(engine, workers, side=56)
-    before = stored_objects()
-    rollout = step.generator.rollout(PromptStream(step.rows, seed=0, episodes=1), count=GROUPS)
-    assert stored_objects() == before + GROUPS
-    # A byte for each value, three tables of a kilobyte and a grid.
-    assert rollout.media_bytes == GROUPS * (16 * 1176 + 3 * 1024 + 3 * 8)
-    evaluated = step.generator.evaluate(step.rows, temperature=0.0, n_samples=1)
-    assert [sample.media for (sample,) in evaluated] == [()] * GROUPS
-    assert stored_objects() == before + GROUPS
-    del rollout
-    gc.collect()
-    assert soon(lambda: stored_objects() <= before), f"{stored_objects()} objects, and {before} before"
-
-
 @pytest.mark.usefixtures("workers")
 def test_the_media_of_an_engine_that_died_are_told_as_lost():
     owner = Owner.remote()
@@ -140,51 +117,3 @@ def test_the_media_of_an_engine_that_died_are_told_as_lost():
         return False
 
     assert soon(lost)
-
-
-@pytest.fixture
-def one_process() -> Iterator[None]:
-    """A process group of this process alone, which DeepSpeed takes for its own."""
-    with commands_here.one_process():
-        deepspeed.init_distributed("gloo")
-        yield
-
-
-class Strategy(AccumulatingStrategy):
-    """Hands a step's passes to DeepSpeed as they are."""
-
-    def backward(self, loss: torch.Tensor, model: Any, optimizer: object) -> None:
-        model.backward(loss)
-
-    def optimizer_step(self, optimizer: object, model: Any, scheduler: object, *, name: str) -> None:
-        model.step()
-
-
-def weights_after(passes: int, *, stage: int) -> torch.Tensor:
-    """The weights of a linear model after two optimizer steps, each on the same six samples in so many passes, and losses."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        config={
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "zero_optimization": {"stage": stage},
-            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-            "zero_allow_untested_optimizer": True,
-        },
-    )
-    given = {
-        "counts": lambda part: Counts(units=len(part), tokens=len(part), samples=len(part)),
-        "terms": lambda part: Terms(loss=(engine(part) - 1).square().sum()),
-    }
-    inputs = torch.arange(24.0).view(6, 4).sin().chunk(passes)
-    losses = [update(Strategy(), engine, inputs, **given).loss for _ in range(2)]
-    with deepspeed.zero.GatheredParameters(list(model.parameters())):
-        return torch.cat([torch.tensor(losses), *(weight.detach().flatten() for weight in model.parameters())])
-
-
-@pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_gradients_of_a_steps_passes_add_up(stage):
-    torch.testing.assert_close(weights_after(3, stage=stage), weights_after(1, stage=stage))

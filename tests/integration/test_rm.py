@@ -15,8 +15,6 @@ from lmm_r1.scoring.reward_model import RewardModel
 
 pytestmark = pytest.mark.slow
 
-ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
-
 
 def test_eight_pairs_about_images_are_ranked_and_the_saved_model_serves(
     tiny_checkpoint, tmp_path, own_environment, monkeypatch

@@ -129,13 +129,3 @@ def test_a_reward_service_that_does_not_start_is_shown(tmp_path):
     assert done.returncode == 1
     assert "the reward service did not start" in done.stderr
     assert not (tmp_path / "log").exists()
-
-
-def test_a_stage_whose_rows_cannot_be_had_says_where_they_come_from(tmp_path):
-    done = run("train_mgt_geo.sh", tmp_path, PYTHON="/bin/false", DATA="", MODEL="m", REWARD_URL="math")
-    assert done.returncode == 1
-    told = done.stderr.splitlines()[-1]
-    assert told.startswith("train_mgt_geo.sh: the rows of this stage are those of the recipe vermulti_geo")
-    assert "lmm-r1 prepare_data vermulti_geo --source COPY --output data/vermulti_geo" in told
-    assert "DATA=rows.jsonl" in told
-    assert not (tmp_path / "runs").exists()

@@ -136,24 +136,3 @@ def test_upstreams_engine_wakes_weights_and_then_the_cache_and_keeps_its_weights
         asyncio.run(call)
     # Where the weights are awake, vLLM warns and goes on. Level 1 keeps them in the machine's memory.
     assert calls == [1, ["weights"], ["weights"], ["kv_cache"]]
-
-
-def test_without_cuda_engines_and_models_start_at_the_same_time(configured, monkeypatch):
-    config = configured(has_cuda=False, sleep=False)
-    given = engines._engine_arguments
-    monkeypatch.setattr(engines, "_engine_arguments", lambda *args, **kwargs: {**given(*args, **kwargs), "awaits_model": True})  # fmt: skip
-    events = started(config)
-    processes = [*["engine starts"] * GPUS, *["engine stands"] * GPUS, *["model"] * 3 * GPUS]
-    assert sorted(events) == sorted([*processes, *["model loads"] * 3 * GPUS])
-    assert events.index("model") < events.index("engine stands")
-
-
-def test_sleep_is_off_where_there_is_no_gpu_to_free(configured, caplog):
-    config = configured(has_cuda=True, sleep=True)
-    assert engines.without_sleep(config) is config
-    without = engines.without_sleep(configured(has_cuda=False, sleep=True))
-    assert (without.vllm.enable_sleep, without.vllm.gpu_memory_utilization) == (False, 0.5)
-    # A share that no flag names is not chosen there.
-    unnamed = dotted.replace(without, {"vllm.gpu_memory_utilization": None})
-    assert engines.without_sleep(unnamed).vllm.gpu_memory_utilization == 0.95
-    assert "--vllm.enable_sleep is off: without CUDA" in caplog.text

@@ -43,9 +43,11 @@ def case(name: str, folder: Path, *, kind: str = "compare", **settings: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Found:
+def two_ranks(
+    request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Found:
     """What two ranks found, by case; they compute one sequence together."""
-    cases = {f"exchange {heads}": {"kind": "exchange", "key_heads": heads} for heads in (1, 2)}
+    cases = {"exchange 2": {"kind": "exchange", "key_heads": 2}}
     for name in SHARED_KITS:
         cases[name] = case(name, tiny_checkpoint(name))
     for name in DOUBLE_KITS:
@@ -54,8 +56,6 @@ def two_ranks(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.T
         cases[variant] = case("qwen2_5_vl", tiny_checkpoint("qwen2_5_vl"), **settings)
     for name, dtype in (("qwen2_5_vl", "fp64"), ("gemma3", "fp32")):
         cases[f"{name} branches"] = case(name, tiny_checkpoint(name), messages="branches", lengths=[], dtype=dtype)
-    # The prompt is longer than its response and all of the first rank's share.
-    cases["no target"] = case("llm", tiny_checkpoint("llm"), messages="one", lengths=[[4]])
     longrope = longrope_checkpoint(tmp_path_factory.mktemp("longrope") / "llm", tiny_checkpoint("llm"))
     cases["longrope"] = case("llm", longrope, messages="one", lengths=[[4]])
     for name in ("qwen3_vl", "phi3_v"):
@@ -63,6 +63,8 @@ def two_ranks(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.T
     for stage in (2, 3):
         step = {"kind": "train", "kit": "qwen2_5_vl", "stage": stage, "ulysses_size": 2}
         cases[f"zero {stage}"] = {**step, "path": str(tiny_checkpoint("qwen2_5_vl"))}
+    if not any(item.get_closest_marker("full") for item in request.session.items if item.path == request.path):
+        cases = {name: cases[name] for name in ("exchange 2", "gemma3", "qwen2_5_vl", "zero 2", "zero 3")}
     return by_case(
         run_ranks(2, {"ulysses_size": 2, "cases": cases}, folder=folder_of(tmp_path_factory), timeout_s=900)
     )
@@ -139,12 +141,6 @@ def test_tokens_are_exchanged_for_heads_and_gradients_go_back(two_ranks):
     assert second["gradients"] == [[[2, 2]] * 4, [[8, 8]] * 2]
 
 
-def test_one_head_of_keys_and_values_goes_to_both_ranks_and_gets_both_gradients(two_ranks):
-    for rank in two_ranks["exchange 1"]:
-        assert rank["parts"][1:] == [[[0, 10, 20, 30]]] * 2
-        assert rank["gradients"][1] == [[16, 16]]
-
-
 @pytest.mark.parametrize("name", SHARED_KITS)
 def test_two_ranks_compute_log_probs_entropies_and_gradients_of_one_process(two_ranks, name):
     check(two_ranks[name], tolerance=1e-5)
@@ -163,10 +159,6 @@ def test_whatever_trains_and_however_gradients_are_the_same(two_ranks, variant):
 @pytest.mark.parametrize(("name", "tolerance"), [("qwen2_5_vl", 1e-12), ("gemma3", 1e-5)])
 def test_branches_that_share_turns_are_computed_once_by_both(two_ranks, name, tolerance):
     check(two_ranks[f"{name} branches"], tolerance=tolerance)
-
-
-def test_a_rank_without_a_target_in_its_share_takes_part(two_ranks):
-    check(two_ranks["no target"], tolerance=1e-5)
 
 
 def test_each_share_takes_the_factors_of_the_whole_sequence(two_ranks):

@@ -1,13 +1,11 @@
 """Critics and reward models that do not fit the policy, or are none: one sentence, before Ray is started."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.commands import QUESTION, error_of, flags, without_ray, write_rows
-from helpers.value_models import make_value_model
 
 from lmm_r1.lmm_kits import TinyModelSpec, get_kit
 
@@ -75,12 +73,3 @@ def test_a_critic_whose_weights_are_cut_short_is_refused(error, tiny_checkpoint,
     file.write_bytes(file.read_bytes()[:-8])
     said = error(critic__model_name_or_path=tmp_path / "cut", reward__remote_url="reward.py")
     assert said.startswith(f"{file}: the weight file has")
-
-
-def test_a_config_that_names_the_head_is_believed(error, tiny_checkpoint, tmp_path):
-    critic = make_value_model(tiny_checkpoint(KIT))
-    processor = critic.kit.load_processor(str(tiny_checkpoint(KIT)), trust_remote_code=False)
-    critic.save(tmp_path / "critic", processor=processor, weights=critic.state_dict())
-    config = tmp_path / "critic" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"value_head_prefix": "reward_head"}))
-    assert "(no weight reward_head.weight)" in error(reward__model_name_or_path=tmp_path / "critic")

@@ -58,9 +58,3 @@ def test_a_worker_sees_its_own_gpu_and_asks_for_none_before(start, monkeypatch):
     assert sorted(states) == [("0", True), ("1", True)]
     # What OpenRLHF and DeepSpeed ask when they are imported comes after the assignment.
     assert set(notes.read_text().split()) <= {"0", "1"}
-
-
-def test_a_worker_that_is_told_nothing_would_ask_too_early(start):
-    notes = start({})
-    ray.get(ray.remote(lambda: None).remote())
-    assert "None" in notes.read_text().split()

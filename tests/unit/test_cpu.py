@@ -1,21 +1,17 @@
 """What a machine without CUDA needs; `is_available` is set in both directions, so that it holds on any machine."""
 
-import ctypes
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.processes import warm_python
 
 from lmm_r1 import cpu
 from lmm_r1.cluster.worker_processes import run_environment
-from lmm_r1.errors import UserError
 from lmm_r1.host import seams
 
 
@@ -31,22 +27,6 @@ def test_without_cuda_tensors_are_the_cpus_and_nothing_waits_for_a_gpu():
     cpu.prepare_worker()
     assert cpu.device() == torch.device("cpu")
     assert torch.cuda.synchronize() is None
-
-
-def test_memory_is_given_back_where_there_is_no_gpu(monkeypatch):
-    asked = []
-    library = SimpleNamespace(mallopt=lambda name, value: asked.append((name, value)))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    monkeypatch.setenv(cpu.BACKEND, "cuda")
-    cpu.return_memory()
-    assert asked == []
-    monkeypatch.setenv(cpu.BACKEND, "cpu")
-    cpu.return_memory()
-    # M_MMAP_THRESHOLD of malloc.h: 128 KiB.
-    assert asked == [(-3, 131_072)]
-    # Another C library than glibc.
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
-    cpu.return_memory()
 
 
 @pytest.mark.parametrize(
@@ -118,14 +98,6 @@ def test_what_the_user_has_set_stays(monkeypatch):
     assert environment.keys() - of_libraries == cpu.worker_environment().keys() - {cpu.BACKEND}
 
 
-@pytest.mark.usefixtures("without_cuda")
-def test_what_the_user_has_set_of_vllms_holds_in_workers_and_what_depends_on_a_machine_does_not(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"VLLM_CPU_KVCACHE_SPACE": "7", "OMP_NUM_THREADS": "1"})
-    environment = cpu.worker_environment()
-    assert (environment["VLLM_CPU_KVCACHE_SPACE"], environment["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("7", "0")
-    assert environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-
-
 @pytest.mark.parametrize(
     ("environment", "own_process"),
     [
@@ -171,39 +143,6 @@ def test_a_driver_follows_its_workers_in_what_they_do_and_not_in_what_it_does_it
     finally:
         cpu.follow_workers(None)
     assert not cpu.has_cuda()
-
-
-def test_a_driver_with_cuda_has_workers_without(monkeypatch):
-    monkeypatch.delenv(cpu.BACKEND, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    try:
-        cpu.follow_workers(False)
-        assert (cpu.has_cuda(), cpu.own_cuda()) == (False, True)
-        assert cpu.worker_environment()[cpu.BACKEND] == "cpu"
-        before = torch.cuda.synchronize
-        cpu.prepare_worker()
-        assert torch.cuda.synchronize is before
-    finally:
-        cpu.follow_workers(None)
-
-
-@pytest.mark.parametrize(("value", "has_cuda"), [("cuda", True), ("gpu", True), ("cpu", False)])
-def test_the_user_names_the_backend_as_the_installation_does(monkeypatch, value, has_cuda):
-    monkeypatch.setenv(cpu.BACKEND, value)
-    assert cpu.has_cuda() is has_cuda
-
-
-def test_a_backend_that_is_none_is_refused(monkeypatch):
-    monkeypatch.setenv(cpu.BACKEND, "rocm")
-    with pytest.raises(UserError, match="^LMM_R1_BACKEND=rocm must be cuda or cpu"):
-        cpu.has_cuda()
-
-
-def test_torchvision_can_be_imported():
-    import torchvision
-
-    resized = torchvision.transforms.functional.resize(torch.zeros(3, 4, 4), [2, 2], antialias=True)
-    assert resized.shape == (3, 2, 2)
 
 
 @pytest.mark.parametrize(("library", "there"), [(b"built for CUDA", False), (None, True)])
@@ -298,29 +237,6 @@ def test_how_threads_wait_is_the_users_choice_and_none_where_there_is_one_thread
             assert run_environment().get("GOMP_SPINCOUNT") == expected, "a policy is not overruled"
 
 
-def test_a_busy_process_takes_its_share_of_the_cores():
-    cores = len(os.sched_getaffinity(0))
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
-    try:
-        time.sleep(0.5)
-        # With a process beside each thread at most a half is left; in so short a time the shares are not even.
-        assert 0 < min(cpu.free_share(0.1) for _ in range(3)) < 0.75
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-
-
-def test_commands_choose_before_torch_reads_it(monkeypatch):
-    asks = "import os, sys, lmm_r1.cli; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.delenv(name, raising=False)
-    told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
-    chosen, loaded = told.stdout.split()
-    assert chosen in (("0", "300000") if len(os.sched_getaffinity(0)) > 1 else ("None",))
-    assert loaded == "False"
-
-
 def test_guessed_tokens_are_sampled_by_the_temperature_of_their_request(monkeypatch):
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -336,36 +252,3 @@ def test_guessed_tokens_are_sampled_by_the_temperature_of_their_request(monkeypa
     assert expanded.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
     top_k = rejection_sampler.expand_batch_to_tokens(torch.tensor([3, 4, 5], dtype=torch.int32), ends, 5)
     assert top_k.tolist() == [3, 3, 5, 5, 5]
-
-
-# Weights of the same shapes, packed by turns as processes with one thread and with two pack them.
-PACKED = """
-import torch
-from vllm.platforms import current_platform
-from lmm_r1 import cpu
-current_platform.import_kernels()
-cpu.prepare_engine()
-from vllm import _custom_ops as operators
-for width, height in (16, 160), (64, 192), (64, 339):
-    weights = torch.randn(height, width, generator=torch.Generator().manual_seed(0))
-    for threads in 1, 2, 1:
-        torch.set_num_threads(threads)
-        packed = operators.create_onednn_mm(weights.t(), 32)
-        assert torch.get_num_threads() == threads
-        for rows in 1, 8, 100:
-            given = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
-            torch.testing.assert_close(operators.onednn_mm(packed, given, None), given @ weights.t(), atol=1e-4, rtol=1e-4)
-import numba
-print("threads of numba:", numba.config.NUMBA_NUM_THREADS)
-"""
-
-
-def test_weights_packed_with_other_numbers_of_threads_give_the_same_without_avx512(tmp_path):
-    (tmp_path / "packed.py").write_text(PACKED)
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "LMM_R1_BACKEND": "cpu"}
-    # An engine in this process has set it for itself.
-    environment.pop("NUMBA_NUM_THREADS", None)
-    command = [warm_python(), str(tmp_path / "packed.py"), ""]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert "threads of numba: 1" in told.stdout, "as many as OMP_NUM_THREADS says"

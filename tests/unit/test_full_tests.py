@@ -13,7 +13,7 @@ asked_for = runpy.run_path(str(Path(__file__).parents[2] / ".ci/full_tests.py"))
     [
         (["README.md", "lmm_r1/cpu.py", "tests/helpers/runs.py", "tests/data/answers.jsonl"], []),
         (["lmm_r1/rl/step.py", "lmm_r1/rl/losses.py", "remote_rm/answers/units.py"], ["tests/unit/remote_rm", "tests/unit/rl"]),
-        (["lmm_r1/models/actor.py", "lmm_r1/lmm_kits/aria.py", "tests/contracts/test_kits.py"], ["tests/contracts"]),
+        (["lmm_r1/models/actor.py", "tests/contracts/test_kits.py"], ["tests/contracts/test_kit_packing.py", "tests/contracts/test_kits.py", "tests/unit/models"]),
         (["tests/integration/test_kd.py", "tests/unit/rl/test_advantages.py", "lmm_r1/rl/step.py"], ["tests/integration/test_kd.py", "tests/unit/rl"]),
     ],
 )  # fmt: skip

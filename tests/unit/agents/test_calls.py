@@ -79,10 +79,6 @@ def test_a_turn_without_a_call(text):
     assert written_calls(text, FORMATS) == []
 
 
-def test_formats_that_an_environment_does_not_read_are_text():
-    assert written_calls('<tool_call>{"name": "zoom"}</tool_call>', (GROUNDING,)) == []
-
-
 def test_several_calls_keep_their_order():
     first, second = '<tool_call>{"name": "a"}</tool_call>', "<tool>name: b</tool>"
     assert [one.read().name for one in written_calls(f"{first} then {second}{first}", FORMATS)] == ["a", "b", "a"]

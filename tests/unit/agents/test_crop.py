@@ -12,7 +12,6 @@ from lmm_r1.agents.tool_environment import crop_tool, zoom_tool
 from lmm_r1.agents.tools import EpisodeImages, PixelBounds
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import Cut
-from lmm_r1.errors import UserError
 
 BOUNDS = PixelBounds(min_pixels=1, max_pixels=20_000, side_multiple=1)
 
@@ -65,15 +64,6 @@ def test_a_part_says_where_it_was_cut_out():
     assert again.cut == Cut(picture=2, name="observation_1", box=(0, 10, 10, 20), size=(40, 20))
 
 
-def test_a_zoom_says_which_point_it_was_asked_for():
-    images = episode(coordinates_image(200, 100))
-    part = cut(images, zoom_tool(coordinates="thousandths", side=40), keypoint=[950, 500])
-    # The window of 40 x 40 pixels around 190, 50, moved inside.
-    assert part.cut == Cut(
-        picture=0, name="original_image", box=(160, 30, 200, 70), size=(200, 100), keypoint=(190.0, 50.0)
-    )
-
-
 def test_boxes_in_thousandths():
     part = cut(episode(coordinates_image(40, 40)), crop_tool(coordinates="thousandths"), bbox_2d=[250, 500, 750, 1000])
     assert corners(part) == ((20, 20), (10, 20, 7), (29, 39, 7))
@@ -107,12 +97,6 @@ def test_a_box_is_of_the_upright_image():
     stored.save(buffer, "PNG", exif=exif)
     part = cut(episode(ImagePart(buffer.getvalue())), bbox_2d=[0.2, 0.1, 0.4, 0.3])
     assert corners(part) == ((10, 20), (10, 39, 7), (29, 30, 7))
-
-
-def test_transparency_is_laid_on_white():
-    image = Image.new("RGBA", (20, 20), (0, 0, 0, 0))
-    image.paste((9, 8, 7, 255), (10, 0, 20, 20))
-    assert corners(cut(episode(image), bbox_2d=[0.25, 0, 0.75, 1])) == ((10, 20), (255, 255, 255), (9, 8, 7))
 
 
 @pytest.mark.parametrize(
@@ -177,32 +161,6 @@ def test_zoom_shows_the_surroundings_of_a_point(keypoint, expected):
     assert corners(cut(episode(coordinates_image(200, 100)), zoom_tool(side=40), keypoint=keypoint)) == expected
 
 
-def test_zoom_shows_a_part_as_large_as_the_image_was():
-    part = cut(episode(coordinates_image(100, 50)), zoom_tool(side=40), keypoint=[0.5, 0.5])
-    # The longer side of the image is shown with 100 pixels.
-    assert (part.source.size, part.min_pixels) == ((40, 40), 100 * 100)
-    # 20,000 pixels are the most that is ever shown; the image is 200 x 100 of them.
-    bounded = cut(episode(coordinates_image(200, 100)), zoom_tool(side=40), keypoint=[0.5, 0.5])
-    assert bounded.min_pixels == 20_000
-
-
-def test_zoom_shows_all_of_an_image_that_is_small():
-    part = cut(episode(coordinates_image(30, 100)), zoom_tool(side=40), keypoint=[0.5, 0.5])
-    assert corners(part) == ((30, 40), (0, 30, 7), (29, 69, 7))
-
-
-def test_a_point_outside_is_told_exactly():
-    with pytest.raises(BadCall, match=r"^keypoint \[0.5, 1.5\] reaches out of the image: y must lie between 0 and 1$"):
-        cut(episode(coordinates_image(200, 100)), zoom_tool(), keypoint=[0.5, 1.5])
-
-
-def test_settings_that_are_none_are_refused():
-    with pytest.raises(UserError, match="coordinates 'pixels' is none of relative, thousandths, absolute"):
-        crop_tool(coordinates="pixels")
-    with pytest.raises(UserError, match="side must be at least 1 pixel, not 0"):
-        zoom_tool(side=0)
-
-
 @pytest.mark.parametrize(
     ("box", "rounding", "expected"),
     [
@@ -218,14 +176,3 @@ def test_settings_that_are_none_are_refused():
 def test_a_box_is_clamped_and_rounded_as_the_options_say(box, rounding, expected):
     tool = crop_tool(edges="clamp", rounding=rounding)
     assert corners(cut(episode(coordinates_image(100, 50)), tool, bbox_2d=box)) == expected
-
-
-def test_a_clamped_box_outside_of_the_image_is_empty():
-    with pytest.raises(BadCall, match="is empty: x0 and x1 are equal"):
-        cut(episode(coordinates_image(100, 50)), crop_tool(edges="clamp"), bbox_2d=[1.2, 0, 1.5, 1])
-
-
-@pytest.mark.parametrize("option", ["edges", "rounding"])
-def test_an_unknown_way_to_cut_is_refused(option):
-    with pytest.raises(UserError, match=f"crop: {option} 'up' must be one of"):
-        crop_tool(**{option: "up"})

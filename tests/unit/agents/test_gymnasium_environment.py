@@ -1,7 +1,5 @@
 """Environments of Gymnasium: its own, and small ones that say what they were asked."""
 
-import asyncio
-
 import gymnasium
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from helpers.conversations import message, row
 from helpers.episodes import images_in, play, text_of
 from helpers.tables import table
 
-from lmm_r1.agents.environment import Turn
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
@@ -125,12 +122,6 @@ def test_a_malformed_action_is_answered_and_counted_and_does_nothing(said, told)
     assert after.counts["steps"] == 1
 
 
-def test_the_last_action_of_a_turn_counts_and_may_be_left_open():
-    (answered,) = play(made(id="Corridor-v0"), ASKED, "<action>3</action> no, <action> 4 ")
-    assert answered.counts["steps"] == 1
-    assert answered.rewards["env_reward"] == pytest.approx(-0.1)
-
-
 def test_rows_begin_by_their_seeds_and_chance_goes_on_for_each_sample():
     corridor = made(id="Corridor-v0")
     firsts = [texts(shown(corridor, row_with(seed=seed))) for seed in (1, 1, 2)]
@@ -163,15 +154,6 @@ def test_frames_are_images():
     assert "Observation: cell: " in texts(shown(both))
 
 
-def test_words_may_be_actions_and_observations():
-    echo = made(id="Echo-v0")
-    assert texts(shown(echo)).endswith("Write your next action in <action> </action>.\nObservation: go")
-    ab, long, end = play(echo, ASKED, "<action>ab</action>", "<action>abcd</action>", "<action>c</action>")
-    assert text_of(ab) == "Observation: ab"
-    assert "an action here is of 1 to 3 characters" in text_of(long)
-    assert (end.is_over, end.counts["truncated"]) == (True, 1)
-
-
 @pytest.mark.parametrize("word", ["bad", "d"])
 def test_what_fails_in_the_environment_is_its_own_fault(word):
     with pytest.raises((RuntimeError, ValueError), match=r"broken|gives the reward nan"):
@@ -198,17 +180,6 @@ def test_steps_of_an_episode_are_made_in_one_thread_and_not_in_the_event_loops()
         del gymnasium.registry["Threads-v0"]
     assert len(threads - {"closed"}) == 1
     assert next(iter(threads - {"closed"})).name == "gymnasium"
-
-
-def test_an_episode_of_no_steps_makes_no_environment():
-    async def run():
-        episode = made(id="Echo-v0").begin(ASKED, seed=0)
-        answered = await episode.answer(Turn(text="?", number=0, ended=True))
-        await episode.close()
-        return answered, episode.env
-
-    answered, env = asyncio.run(run())
-    assert (answered.is_over, env) == (False, None)
 
 
 @pytest.mark.parametrize(("options", "said"), table("agents/gymnasium_environment", "options_that_cannot_be_are_told"))

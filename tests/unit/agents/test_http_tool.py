@@ -7,7 +7,7 @@ import json
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
 from helpers.episodes import coordinates_image, image_row
 from PIL import Image
 
@@ -82,11 +82,6 @@ def test_rubbish_of_a_service_is_a_failure_of_the_tool(reply, said):
     assert str(raised.value) == said
 
 
-def test_an_error_of_the_service_is_one():
-    with pytest.raises(ToolFailed, match="^its service answered with status 503$"):
-        call(answering("busy", status=503))
-
-
 def test_a_service_can_say_what_was_wrong_with_a_call():
     with pytest.raises(BadCall, match=r"^there is no \?\?label\?\?$"):
         call(answering('{"error": "there is no <|label|>"}'))
@@ -114,19 +109,6 @@ def test_a_service_that_dies_is_a_failure_of_the_tool():
 
     with pytest.raises(ToolFailed, match="^its service cannot be reached"):
         call(die)
-
-
-def test_a_service_that_is_not_there_is_a_failure_of_the_tool():
-    tool = HttpTool(detect, url=f"http://127.0.0.1:{unused_port()}/tool")
-    with pytest.raises(ToolFailed, match="^its service cannot be reached"):
-        asyncio.run(
-            tool.call({"image": "original_image", "label": "a"}, images=EpisodeImages(ROW, bounds=BOUNDS), row=ROW)
-        )
-
-
-def test_arguments_are_checked_before_anything_is_sent():
-    with pytest.raises(BadCall, match="^label is missing; detect takes image, label, least$"):
-        asyncio.run(called(turned, image="original_image"))
 
 
 def test_what_cannot_describe_a_service_is_refused():

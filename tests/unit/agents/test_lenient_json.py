@@ -33,10 +33,6 @@ def test_values_of_every_kind(text, value):
     assert read_json(text) == value
 
 
-def test_nan_is_read_as_what_it_is():
-    assert math.isnan(read_json("[NaN]")[0])
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,9 +1,6 @@
-import importlib
-
 import pytest
 from helpers.episodes import image_row, play, text_of
 
-from lmm_r1.agents import registry
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
 from lmm_r1.errors import UserError
@@ -48,16 +45,6 @@ def test_environments_are_found_by_their_names():
     assert type(load_environment("tool")) is ToolEnvironment
 
 
-def test_every_name_is_that_of_its_class():
-    for name, source in registry.ENVIRONMENTS.items():
-        module, _, made = source.partition(":")
-        assert getattr(importlib.import_module(module), made).name == name
-
-
-def test_options_go_to_the_class():
-    assert load_environment("crop", options={"max_pixels": 50_000}).bounds.max_pixels == 50_000
-
-
 @pytest.mark.parametrize(
     ("code", "name"),
     [
@@ -80,11 +67,6 @@ def test_a_file_may_hold_tools_only(file):
     )
     assert text_of(answered) == "<tool_response>\nA\n</tool_response>"
     assert answered.prefill == "<think>"
-
-
-def test_a_class_of_a_file_takes_options(file):
-    (answered,) = play(load_environment(file(HEAD), options={"times": "3"}), image_row(), "ha")
-    assert text_of(answered) == "hahaha"
 
 
 @pytest.mark.parametrize(

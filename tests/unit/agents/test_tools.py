@@ -1,19 +1,17 @@
 """Functions as tools: their schema, the check of arguments, what they return, what misbehaves; and the images of an episode."""
 
 import asyncio
-import functools
 import threading
 import time
-from typing import Annotated, Literal, Optional
+from typing import Literal, Optional
 
 import pytest
 from helpers.episodes import coordinates_image, image_row
 from PIL import Image
-from pydantic import Field
 
 from lmm_r1.agents.calls import BadCall
-from lmm_r1.agents.tools import EpisodeImages, PixelBounds, Tool, ToolFailed, ToolResult, as_tools
-from lmm_r1.data.messages import ImagePart, Row
+from lmm_r1.agents.tools import EpisodeImages, PixelBounds, Tool, ToolFailed, ToolResult
+from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 
 ROW = image_row(coordinates_image(8, 4))
@@ -78,29 +76,6 @@ def test_the_schema_is_read_off_the_signature_and_the_docstring():
     }
 
 
-def test_images_are_named_by_the_call_and_what_the_environment_gives_is_not_told():
-    def describe(image: Image.Image, images: EpisodeImages, row: Row, detail: int = 1) -> str:
-        """Describe an image.
-
-        Args:
-            image: What to describe.
-        """
-        return f"{image.size} {images.names} {row.answer} {detail}"
-
-    parameters = Tool(describe).schema["function"]["parameters"]
-    assert parameters == {
-        "type": "object",
-        "properties": {
-            "image": {"type": "string", "description": "What to describe. Name of an image."},
-            "detail": {"type": "integer", "default": 1},
-        },
-        "required": ["image"],
-    }
-    assert call(Tool(describe), image="original_image").text == "(8, 4) ('original_image',) 46 1"
-    with pytest.raises(BadCall, match="^there is no image 'observation_1'; the images are: original_image$"):
-        call(Tool(describe), image="observation_1")
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -144,21 +119,6 @@ def test_wrong_arguments_are_told_exactly(arguments, said):
     with pytest.raises(BadCall) as raised:
         call(Tool(search), **arguments)
     assert str(raised.value) == said
-
-
-def test_a_range_is_part_of_the_schema_and_of_the_check():
-    def wait(seconds: Annotated[float, Field(ge=0, le=10)]) -> str:
-        """Wait."""
-        return "done"
-
-    tool = Tool(wait)
-    assert tool.schema["function"]["parameters"]["properties"]["seconds"] == {
-        "type": "number",
-        "minimum": 0,
-        "maximum": 10,
-    }
-    with pytest.raises(BadCall, match="^seconds is wrong: should be less than or equal to 10; it is 11$"):
-        call(tool, seconds=11)
 
 
 def test_an_image_comes_back_in_rgb_and_upright():
@@ -243,18 +203,6 @@ def test_a_tool_that_raises_has_failed_and_nothing_else_has(kind, error, said):
         call(Tool(plain if kind == "plain" else waiting))
 
 
-def test_what_a_tool_says_of_its_call_reaches_the_policy():
-    def halve(number: int) -> int:
-        """Halve an even number."""
-        if number % 2:
-            raise BadCall(f"{number} is odd")
-        return number // 2
-
-    assert call(Tool(halve), number=8).text == "4"
-    with pytest.raises(BadCall, match="^7 is odd$"):
-        call(Tool(halve), number=7)
-
-
 def test_a_tool_that_hangs_costs_its_own_deadline_only():
     go_on = threading.Event()
 
@@ -292,83 +240,10 @@ def test_a_tool_that_hangs_costs_its_own_deadline_only():
     assert isinstance(hung, ToolFailed)
 
 
-def test_threads_that_hang_do_not_pile_up_without_end():
-    go_on = threading.Event()
-
-    def hang() -> str:
-        """Hang in a thread."""
-        go_on.wait(60)
-        return "late"
-
-    tool = Tool(hang, deadline_s=0.05)
-
-    async def rounds(number: int) -> list[str]:
-        images = EpisodeImages(ROW, bounds=BOUNDS)
-        calls = (tool.call({}, images=images, row=ROW) for _ in range(number))
-        return [str(error) for error in await asyncio.gather(*calls, return_exceptions=True)]
-
-    assert set(asyncio.run(rounds(64))) == {"it has not answered within 0.05 seconds"}
-    assert asyncio.run(rounds(1)) == ["64 of its earlier calls have not ended yet"]
-    go_on.set()
-    while any(thread.name == "tool hang" for thread in threading.enumerate()):
-        time.sleep(0.01)
-    assert call(tool).text == "late"
-
-
-def test_a_call_that_is_given_up_ends_its_tool():
-    cancelled = []
-
-    async def sleep() -> str:
-        """Sleep."""
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled.append(True)
-            raise
-        return "late"
-
-    async def give_up() -> None:
-        task = asyncio.ensure_future(Tool(sleep).call({}, images=EpisodeImages(ROW, bounds=BOUNDS), row=ROW))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.sleep(0.05)
-        assert cancelled == [True]
-
-    asyncio.run(give_up())
-
-
-def test_a_tool_may_draw_on_its_image():
-    def paint(image: Image.Image) -> str:
-        """Paint an image white, and say which colour it had."""
-        before = image.getpixel((3, 2))
-        image.paste((255, 255, 255), (0, 0, *image.size))
-        return str(before)
-
-    images = EpisodeImages(ROW, bounds=BOUNDS)
-    assert [call(Tool(paint), images=images, image="original_image").text for _ in range(2)] == ["(3, 2, 7)"] * 2
-
-
 def test_an_image_of_the_row_that_cannot_be_read_is_no_fault_of_the_tool(tmp_path):
     missing = image_row(ImagePart(str(tmp_path / "none.png")))
     with pytest.raises(UserError, match="rows.jsonl, line 1: no image file"):
         call(Tool(flip), row=missing, image="original_image")
-
-
-def test_other_callables_are_tools():
-    class Adder:
-        """Add to a number."""
-
-        async def __call__(self, number: int) -> int:
-            return number + 1
-
-    def times(number: int, by: int) -> int:
-        """Multiply."""
-        return number * by
-
-    assert call(Tool(Adder(), name="add"), number=1).text == "2"
-    assert call(Tool(functools.partial(times, by=3), name="triple"), number=2).text == "6"
 
 
 def without_type(number) -> str:
@@ -417,48 +292,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused(function, said):
         Tool(function)
 
 
-@pytest.mark.parametrize("deadline_s", [0, -1, float("inf"), float("nan")])
-def test_every_tool_has_a_deadline(deadline_s):
-    with pytest.raises(UserError, match="tool flip: deadline_s must be a number of seconds above 0"):
-        Tool(flip, deadline_s=deadline_s)
-
-
-def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(UserError, match="two tools are called flip"):
-        as_tools([flip, Tool(search), Tool(search, name="flip")])
-
-
 SHOWN_BOUNDS = PixelBounds(min_pixels=100, max_pixels=20_000, side_multiple=28)
-
-
-def test_an_only_image_has_the_bare_name_and_its_number():
-    images = EpisodeImages(image_row(coordinates_image(2, 2)), bounds=SHOWN_BOUNDS)
-    assert images.names == ("original_image",)
-    assert [images.known(name) for name in ("original_image", "Original image ", "original_image_1")] == [
-        "original_image"
-    ] * 3
-
-
-def test_several_images_have_numbers_and_the_bare_name_is_refused():
-    images = EpisodeImages(image_row(coordinates_image(2, 2), coordinates_image(3, 2)), bounds=SHOWN_BOUNDS)
-    assert [images.load(f"original_image_{number}").size for number in (1, 2)] == [(2, 2), (3, 2)]
-    with pytest.raises(
-        BadCall, match="^there is no image 'original_image'; the images are: original_image_1, original_im"
-    ):
-        images.known("original_image")
-
-
-def test_observations_are_numbered_as_they_are_added():
-    images = EpisodeImages(image_row(coordinates_image(2, 2)), bounds=SHOWN_BOUNDS)
-    assert [images.add(ImagePart(coordinates_image(1, side))) for side in (3, 4)] == ["observation_1", "observation_2"]
-    assert images.load("observation_2").size == (1, 4)
-    assert images.names == ("original_image", "observation_1", "observation_2")
-
-
-def test_a_row_without_images_has_none():
-    images = EpisodeImages(image_row(), bounds=SHOWN_BOUNDS)
-    with pytest.raises(BadCall, match="^there is no image 'original_image'; the images are: none$"):
-        images.load("original_image")
 
 
 def test_an_image_is_read_once_and_only_when_asked_for(tmp_path):
@@ -484,10 +318,3 @@ def test_an_image_is_read_once_and_only_when_asked_for(tmp_path):
 )
 def test_the_size_that_an_image_is_shown_with(part, expected):
     assert SHOWN_BOUNDS.shown_size(ImagePart("a.png", **part), size=(400, 200)) == expected
-
-
-def test_bounds_never_cross():
-    low = SHOWN_BOUNDS.of(ImagePart("a.png", max_pixels=50))
-    assert (low.min_pixels, low.max_pixels) == (50, 50)
-    high = SHOWN_BOUNDS.of(ImagePart("a.png", min_pixels=30_000))
-    assert (high.min_pixels, high.max_pixels) == (30_000, 30_000)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import math
-import multiprocessing
 import os
 from pathlib import Path
 
@@ -12,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.api.settings import in_arguments, is_messages, own_process, read_config, row_file
+from lmm_r1.api.settings import in_arguments, own_process, read_config, row_file
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import images_of
-from lmm_r1.errors import RunStopped, UserError
+from lmm_r1.errors import UserError
 
 
 def test_a_mapping_is_nested_or_dotted_or_both_and_its_values_are_those_of_the_flags():
@@ -93,12 +92,6 @@ def test_where_an_event_loop_runs_as_in_a_notebook_a_call_may_run_its_own_and_th
     assert asyncio.run(cell()) == ["done", True]
 
 
-def test_a_script_that_a_helping_process_imports_again_is_told_of_its_guard(monkeypatch):
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(UserError, match='put the calls of lmm_r1 under `if __name__ == "__main__":`'), own_process({}):
-        pass
-
-
 @pytest.mark.parametrize(
     ("sentence", "told"),
     [
@@ -113,19 +106,7 @@ def test_a_sentence_about_flags_becomes_one_about_settings_and_arguments(sentenc
     assert in_arguments(sentence, {"data.prompt_dataset": "rows", "reward.remote_url": "reward"}) == told
 
 
-def test_a_stop_keeps_its_code():
-    with pytest.raises(RunStopped, match="the same call goes on from there") as stopped, own_process({}):
-        raise RunStopped("Ctrl-C: the same command goes on from there", exit_code=130)
-    assert stopped.value.exit_code == 130
-
-
 QUESTION = {"role": "user", "content": "1 + 1?"}
-
-
-def test_a_path_is_taken_as_it_is_and_nothing_is_written(tmp_path):
-    assert row_file(Path("rows.jsonl"), folder=tmp_path, argument="rows") == "rows.jsonl"
-    assert row_file("owner/data", folder=tmp_path, argument="rows") == "owner/data"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_images_in_memory_and_numbers_of_numpy_come_back_from_the_file(tmp_path):
@@ -145,15 +126,6 @@ def test_images_in_memory_and_numbers_of_numpy_come_back_from_the_file(tmp_path)
     for row in read.values():
         (part,) = images_of(row.messages)
         assert np.array_equal(np.asarray(load_image(part, location="here")), np.asarray(picture))
-
-
-def test_rows_are_written_before_the_next_one_is_made(tmp_path):
-    def rows():
-        yield {"messages": [QUESTION], "answer": "2" * 100_000}
-        assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 90_000
-        yield {"messages": [QUESTION], "answer": "3"}
-
-    assert len(Path(row_file(rows(), folder=tmp_path, argument="rows")).read_text().splitlines()) == 2
 
 
 def test_other_rows_never_take_the_place_of_a_file(tmp_path):
@@ -177,10 +149,3 @@ def test_what_is_no_row_is_told_with_its_place(rows, told, tmp_path):
     with pytest.raises(UserError, match=f"^{told}"):
         row_file(rows, folder=tmp_path, argument="eval_rows")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_conversation_is_told_from_rows():
-    assert is_messages([QUESTION])
-    assert not is_messages([{"messages": [QUESTION]}])
-    assert not is_messages("rows.jsonl")
-    assert not is_messages([])

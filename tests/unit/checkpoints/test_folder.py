@@ -1,7 +1,6 @@
 """Which checkpoints of a folder are whole, which go first, and what a kill at any operation on files leaves behind."""
 
 import json
-import logging
 import os
 import random
 import shutil
@@ -11,11 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.commands import tree
 from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.saved_checkpoints import complete_steps
 
-from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import (
     begin,
     defect,
@@ -167,21 +164,6 @@ def test_a_checkpoint_with_half_a_shard_or_an_unreadable_marker_is_torn(tmp_path
     assert defect(tmp_path, "global_step3") == "its complete.json cannot be read"
 
 
-def test_ranks_that_do_not_share_the_folder_are_told(tmp_path):
-    begin(tmp_path, "global_step1")
-    saving = tmp_path / saving_name("global_step1")
-    write_shard(saving / shard_names()[0], "1")
-    files = {shard_names()[0]: flush(saving / shard_names()[0]), shard_names()[1]: 12}
-    with pytest.raises(UserError, match="zero_pp_rank_1_mp_rank_00_optim_states.pt is missing .* share this folder"):
-        mark_complete(tmp_path, "global_step1", files=files, session="one")
-    assert complete_steps(tmp_path) == []
-
-
-def test_a_tag_without_a_step_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'final' is no tag of a checkpoint"):
-        begin(tmp_path, "final")
-
-
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_checkpoint_of_openrlhf_counts_when_its_files_look_whole(stage, tmp_path):
     write_unmarked(tmp_path, "global_step4", stage=stage)
@@ -227,23 +209,6 @@ def test_a_useless_latest_gives_way_to_the_newest_whole_checkpoint(latest, reaso
     assert point.passed_over == (f"{tmp_path}/{reason}",)
 
 
-def test_nothing_whole_is_nothing_and_an_empty_folder_no_warning(tmp_path):
-    assert resume_point([tmp_path / "none"]) == resume_point([tmp_path])
-    assert (resume_point([tmp_path]).tag, resume_point([tmp_path]).passed_over) == (None, ())
-    save(tmp_path, "global_step1")
-    shutil.rmtree(tmp_path / "global_step1")
-    point = resume_point([tmp_path])
-    assert point.tag is None
-    assert point.passed_over == (f"{tmp_path}/global_step1: it is not there",)
-
-
-def test_a_run_goes_on_from_what_latest_names_also_where_someone_set_it_back(tmp_path):
-    for step in (1, 2, 3):
-        save(tmp_path, f"global_step{step}")
-    write_latest(tmp_path, "global_step2")
-    assert resume_point([tmp_path]).tag == "global_step2"
-
-
 def test_policy_and_critic_go_on_from_the_newest_step_that_both_have(tmp_path):
     policy, critic = folders = [tmp_path / "_actor", tmp_path / "_critic"]
     for step in (1, 2):
@@ -260,22 +225,6 @@ def test_policy_and_critic_go_on_from_the_newest_step_that_both_have(tmp_path):
     assert resume_point(folders).tag == "global_step1"
     shutil.rmtree(critic)
     assert resume_point(folders).tag is None
-
-
-def test_policy_and_critic_of_two_attempts_at_a_step_do_not_belong_together(tmp_path):
-    """The first attempt saved the policy of step 2 only; the second one was killed when it had the critic's."""
-    policy, critic = folders = [tmp_path / "_actor", tmp_path / "_critic"]
-    save_together(folders, "global_step1", max_num=1, session="first")
-    write_checkpoint(policy, "global_step2", session="first")
-    write_checkpoint(critic, "global_step2", session="second")
-    assert resume_point(folders).tag == "global_step1"
-
-
-def test_the_best_checkpoint_of_a_step_is_preferred_as_it_knows_the_evaluation(tmp_path):
-    save(tmp_path, "best_global_step2")
-    save(tmp_path, "global_step2")
-    (tmp_path / "latest").unlink()
-    assert resume_point([tmp_path]).tag == "best_global_step2"
 
 
 @pytest.mark.parametrize(
@@ -295,67 +244,6 @@ def test_those_without_a_metric_go_first_then_the_worst_then_the_oldest(metrics,
     # The worst of all is the one that was just saved, and `latest` names it.
     assert save(tmp_path, "global_step4", metric=0.0, max_num=3) == []
     assert complete_steps(tmp_path) == [step for step in (1, 2, 3, 4) if step != gone]
-
-
-def test_a_torn_one_goes_before_all_others(tmp_path):
-    for step in (1, 2, 3):
-        save(tmp_path, f"global_step{step}")
-    (tmp_path / "global_step3" / shard_names()[0]).unlink()
-    (line,) = save(tmp_path, "global_step4", max_num=3)
-    assert line == f"deleted {tmp_path}/global_step3, a checkpoint that is not whole"
-
-
-def test_neither_the_one_just_saved_nor_what_latest_names_goes(tmp_path):
-    save(tmp_path, "global_step1")
-    write_checkpoint(tmp_path, "global_step2")
-    assert evict(tmp_path, saved="global_step2", max_num=0, max_mem=0.0) == []
-    write_latest(tmp_path, "global_step2")
-    evict(tmp_path, saved="global_step2", max_num=0, max_mem=0.0)
-    assert kept(tmp_path) == ["global_step2"]
-
-
-def test_memory_is_limited_as_well(tmp_path):
-    for step in (1, 2, 3):
-        save(tmp_path, f"global_step{step}")
-        os.utime(tmp_path / f"global_step{step}", (step, step))
-    one = sum(file.stat().st_size for file in (tmp_path / "global_step3").iterdir())
-    save(tmp_path, "global_step4", max_mem=2.5 * one / 1024**3)
-    assert complete_steps(tmp_path) == [3, 4]
-
-
-def test_a_new_best_one_takes_the_place_of_the_best_one_alone(tmp_path):
-    for tag in ("global_step1", "best_global_step1", "global_step2", "global_step3"):
-        save(tmp_path, tag, metric=0.5)
-    assert kept(tmp_path) == ["best_global_step1", "global_step1", "global_step2", "global_step3"]
-    assert save(tmp_path, "best_global_step3", metric=0.75, max_num=1) == []
-    assert "best_global_step1" not in kept(tmp_path)
-    save(tmp_path, "global_step4", max_num=1)
-    assert kept(tmp_path) == ["best_global_step3", "global_step4"]
-
-
-def test_a_copy_in_hugging_face_format_goes_with_its_checkpoint_and_other_folders_stay(tmp_path):
-    save(tmp_path, "global_step1")
-    for name in ("global_step1_hf", "mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("x")
-    save(tmp_path, "global_step2", max_num=1)
-    assert kept(tmp_path) == ["global_step2", "mine"]
-
-
-def test_what_cannot_be_deleted_stops_no_run_and_counts_no_longer(tmp_path, monkeypatch, caplog):
-    save(tmp_path, "global_step1")
-
-    def busy(path: Path) -> None:
-        raise OSError("device or resource busy")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(shutil, "rmtree", busy)
-        save(tmp_path, "global_step2", max_num=1)
-        save(tmp_path, "global_step2", max_num=1)
-    assert "could not be deleted (device or resource busy)" in caplog.text
-    assert complete_steps(tmp_path) == [2]
-    save(tmp_path, "global_step3", max_num=1)
-    assert kept(tmp_path) == ["global_step3"]
 
 
 def every_kill(
@@ -396,19 +284,6 @@ def test_a_save_killed_anywhere_leaves_a_whole_checkpoint_and_is_made_up_for(ear
     assert seen == {"global_step1", "global_step2"}
 
 
-def test_a_killed_save_over_one_of_the_same_name_leaves_the_old_or_the_new_one(tmp_path, interrupter):
-    folder = tmp_path / "run"
-    save(folder, "global_step1", session="old")
-    found = set()
-
-    def check(copy: Path) -> None:
-        assert resume_point([copy]).tag == "global_step1"
-        found.add(whole_checkpoints(copy)["global_step1"].session)
-
-    every_kill(interrupter, folder, lambda copy: save(copy, "global_step1", max_num=1, session="new"), check)
-    assert found == {"old", "new"}
-
-
 def test_a_killed_save_of_two_models_leaves_a_step_that_both_have(tmp_path, interrupter):
     folder = tmp_path / "run"
 
@@ -432,30 +307,3 @@ def test_a_killed_save_of_two_models_leaves_a_step_that_both_have(tmp_path, inte
 
     assert every_kill(interrupter, folder, action, check) > 30
     assert seen == {"global_step1", "global_step2"}
-
-
-def test_a_killed_eviction_leaves_all_that_was_to_stay(tmp_path, interrupter):
-    folder = tmp_path / "run"
-    for tag in ("global_step1", "best_global_step1", "global_step2", "best_global_step2", "global_step3"):
-        write_checkpoint(folder, tag)
-    write_latest(folder, "global_step3")
-
-    def check(copy: Path) -> None:
-        assert {"best_global_step2", "global_step3"} <= whole_checkpoints(copy).keys()
-        assert resume_point([copy]).tag in ("global_step3", "best_global_step2")
-
-    def action(copy: Path) -> None:
-        evict(copy, saved="global_step3", max_num=1, max_mem=NO_LIMIT)
-        write_latest(copy, "best_global_step2")
-        evict(copy, saved="best_global_step2", max_num=1, max_mem=NO_LIMIT)
-        assert kept(copy) == ["best_global_step2", "global_step3"]
-
-    # Two regular ones and the old best one, each of six files.
-    assert every_kill(interrupter, folder, action, check) > 18
-
-
-def test_a_folder_is_only_read_where_nothing_was_interrupted(tmp_path):
-    save(tmp_path, "global_step1")
-    before = tree(tmp_path)
-    resume_point([tmp_path])
-    assert tree(tmp_path) == before

@@ -1,9 +1,7 @@
 """How the check of a merge tells rounding from an error, on a tiny language model."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,36 +57,6 @@ def made_by_merging(base: Path, prompts: list[EncodedPrompt], *, std: float) -> 
     return difference(outputs_of(loaded, KIT, prompts), unmerged)
 
 
-def test_the_difference_is_the_largest_of_all_prompts():
-    one = [torch.tensor([[1.0, -4.0]]), torch.tensor([[2.0]])]
-    other = [torch.tensor([[1.5, -4.0]]), torch.tensor([[1.0]])]
-    assert difference(one, other) == MergeDifference(largest=1.0, scale=4.0)
-
-
-def test_a_limit_is_a_share_of_values_above_one():
-    assert MergeDifference(largest=3e-5, scale=4.0).within(1e-5)
-    assert not MergeDifference(largest=5e-5, scale=4.0).within(1e-5)
-    assert not MergeDifference(largest=2e-5, scale=0.1).within(1e-5)
-
-
-@pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
-def test_the_prompts_hold_an_image_where_the_kit_takes_them(name, tiny_checkpoint):
-    kit = get_kit(name)
-    made = prompts_for(kit, kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False))
-    assert [prompt.media is not None for prompt in made] == ([False, True] if kit.takes_images else [False])
-
-
-def test_small_adapters_need_no_explanation(base, prompts):
-    found = made_by_merging(base, prompts, std=0.02)
-    assert 0 < found.largest < 2 * LIMIT
-
-    def load() -> LoadedWeights:
-        raise AssertionError("nothing is to be repeated")
-
-    said = judge_merge(MergeDifference(largest=LIMIT, scale=4.0), load=load, kit=KIT, prompts=prompts)
-    assert said == "largest difference 1.0e-05 in fp32, of values up to 4.0"
-
-
 def test_what_large_adapters_differ_by_is_found_to_be_rounding(base, prompts):
     found = made_by_merging(base, prompts, std=3.0)
     assert found.largest > LIMIT
@@ -109,14 +77,6 @@ def test_a_wrong_merge_is_told_from_rounding(base, prompts, monkeypatch):
         judge_merge(
             MergeDifference(largest=2e-5, scale=4.0), load=lambda: adapted(base, std=0.02), kit=KIT, prompts=prompts
         )
-
-
-def test_without_the_memory_the_size_of_the_logits_decides(base, prompts, monkeypatch):
-    monkeypatch.setattr(merge_job.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    settings = {"load": lambda: adapted(base, std=0.02), "kit": KIT, "prompts": prompts}
-    assert "rounding by its size" in judge_merge(MergeDifference(largest=2e-5, scale=4.0), **settings)
-    with pytest.raises(UserError, match="not the memory to tell .* --no_check"):
-        judge_merge(MergeDifference(largest=5e-5, scale=4.0), **settings)
 
 
 @pytest.fixture
@@ -142,12 +102,4 @@ def test_a_folder_with_other_weights_is_told(written, prompts):
     loaded, folder = written
     loaded.model.lm_head.weight.data[3, 4] += 1
     with pytest.raises(UserError, match=r"other weights than were written come back \(lm_head.weight\)"):
-        check_written(folder, loaded, again=again(folder), kit=KIT, prompts=prompts)
-
-
-def test_a_folder_with_another_config_is_told(written, prompts):
-    loaded, folder = written
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    with pytest.raises(UserError, match="the same weights compute other outputs"):
         check_written(folder, loaded, again=again(folder), kit=KIT, prompts=prompts)

@@ -16,7 +16,6 @@ from lmm_r1.checkpoints import (
     kept_for,
     library_versions,
 )
-from lmm_r1.cli import kits
 
 AGREES = ParityGap(rows="text", weights="as loaded", mean_exp=1.000001, mean=7e-7, largest=4e-6, verdict="agree")
 
@@ -86,22 +85,3 @@ def test_a_run_is_told_the_figure_of_its_dtype_and_device_at_its_length_or_the_n
     assert [found(length) for length in (100, 256, 2000, 9000)] == [256, 256, 1024, 4096]
     assert (found(512, dtype="fp32"), found(512, dtype="fp16"), found(512, device="CUDA")) == (2048, None, None)
     assert kept_for("some/other", dtype="bf16", max_len=512, device="CPU") is None
-
-
-def test_a_cache_that_cannot_be_read_or_written_stops_nothing(model, tmp_path, monkeypatch, caplog):
-    keep(measured(model))
-    (tmp_path / "cache" / "parity" / "torn.json").write_text('{"checkpoint": ')
-    (tmp_path / "cache" / "parity" / "other.json").write_text('{"gaps": [{}], "libraries": {}}')
-    assert all_kept() == [measured(model)]
-    assert caplog.text.count("passed over, delete it: ") == 2
-    monkeypatch.setenv("LMM_R1_CACHE", str(model / "config.json"))
-    keep(measured(model))
-    assert "the figure is not kept" in caplog.text
-    assert all_kept() == []
-
-
-def test_the_table_of_kits_ends_with_what_was_measured_here(model, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    keep(measured(model))
-    kits.main([])
-    assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"qwen2_5_vl, {model}: {measured(model).line}"

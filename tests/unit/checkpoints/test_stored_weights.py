@@ -16,7 +16,6 @@ SIZES = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
-EXPERTS = {"intermediate_size": 48, "moe_intermediate_size": 48, "num_experts": 4, "num_local_experts": 4}
 LANGUAGE_MODELS = table("checkpoints/stored_weights", "language_models")
 
 

@@ -1,8 +1,6 @@
 """Whether a cluster's GPUs are real, told from what `ray.nodes()` says; which one is joined; what paths a node lacks."""
 
 import os
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ from ray._private import node as ray_node
 from ray._private.services import canonicalize_bootstrap_address
 
 from lmm_r1.cluster import nodes as cluster_nodes
-from lmm_r1.cluster import nodes as shared_paths
-from lmm_r1.cluster.nodes import Node, SharedPath, check_shared, has_gpus, lacks, read_node
+from lmm_r1.cluster.nodes import Node, SharedPath, has_gpus, lacks, read_node
 from lmm_r1.errors import UserError
 
 
@@ -28,11 +25,6 @@ PRETENDED = node("2", gpus=8)
 REAL = node("3", gpus=8, kind="H100")
 # `ray start --num-gpus 0` on a machine with a card.
 WITHHELD = node("4", kind="A100")
-
-
-def test_a_node_is_read():
-    assert REAL == Node(id="3", address="10.0.0.3", gpus=8, names_gpus=True)
-    assert (HEAD.gpus, HEAD.names_gpus, PRETENDED.names_gpus) == (0, False, False)
 
 
 @pytest.mark.parametrize(
@@ -72,23 +64,6 @@ def test_a_cluster_left_by_ray_start_is_told_of_and_joined_by_its_address_alone(
     cluster_nodes.connect()
     assert asked[0].get("address") == joined
     assert ("set RAY_ADDRESS=10.0.0.9:6379 to join" in caplog.text) is (joined == "local")
-
-
-@pytest.mark.parametrize("prints", [False, True])
-def test_of_workers_that_fail_alike_ray_prints_those_that_nobody_has_asked_for_only_where_workers_print_at_all(
-    prints, monkeypatch
-):
-    monkeypatch.setattr(cluster_nodes, "find_bootstrap_address", lambda address: None)
-    monkeypatch.setattr(ray, "init", lambda **settings: None)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    monkeypatch.setattr(os, "environ", environment)
-    told: list[Exception] = []
-    monkeypatch.setattr(ray._private.worker, "_unhandled_error_handler", told.append)
-    cluster_nodes.connect(log_to_driver=prints)
-    # What Ray calls with the results of a list that were let go when the first one was raised.
-    worker = SimpleNamespace(deserialize_objects=lambda *given: [ValueError("the second one")])
-    ray._private.worker.Worker.raise_errors(worker, [], [])
-    assert len(told) == prints
 
 
 class SlowNode(ray_node.Node):
@@ -132,22 +107,6 @@ def test_a_node_that_never_comes_up_is_told_with_the_load_and_what_to_do(monkeyp
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("no such resource"), Exception("timed out during startup, says another")]
-)
-def test_another_error_of_a_start_passes_and_is_not_tried_again(error):
-    tries: list[int] = []
-
-    def start() -> None:
-        tries.append(1)
-        raise error
-
-    with pytest.raises(type(error)) as raised:
-        cluster_nodes.patiently(start)
-    assert raised.value is error
-    assert tries == [1]
-
-
-@pytest.mark.parametrize(
     ("address", "mode", "warned"),
     [("10.0.0.1:6379", None, True), ("10.0.0.1:6379", "token", False), ("127.0.0.1:6379", None, False)],
 )
@@ -177,21 +136,3 @@ def test_a_node_names_the_paths_that_it_does_not_have_as_the_driver_has_them(tmp
     ]
     assert lacks(paths, TOKEN) == [(1, "does not see it"), (3, "sees another folder there"), (4, "does not see it")]
     assert [file.name for file in (tmp_path / "run").iterdir()] == [TOKEN], "what it tries to write goes again"
-
-
-def test_a_folder_that_may_not_be_written_to_is_told(tmp_path, monkeypatch):
-    (tmp_path / TOKEN).touch()
-
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "touch", refuse)
-    found = lacks([SharedPath(flag="--ckpt.path", path=str(tmp_path), written=True)], TOKEN)
-    assert found == [(0, "cannot write into it (Permission denied)")]
-
-
-def test_one_node_alone_is_not_asked(monkeypatch, tmp_path):
-    monkeypatch.setattr(shared_paths, "living_nodes", lambda: [Node(id="1", address="a", gpus=8, names_gpus=True)])
-    # Ray is not started here: a task would raise.
-    check_shared([SharedPath(flag="--a", path=str(tmp_path / "nowhere"))])
-    assert list(tmp_path.iterdir()) == []

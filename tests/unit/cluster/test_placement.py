@@ -29,22 +29,9 @@ def test_bundles_are_taken_node_by_node_with_groups_whole(nodes, sizes, order):
     assert by_node(table(nodes), sizes=sizes) == order
 
 
-def test_the_order_of_the_table_does_not_matter():
-    shuffled = {3: "b", 0: "a", 2: "a", 1: "b"}
-    assert by_node(shuffled, sizes=[2]) == [0, 2, 1, 3]
-
-
 @pytest.mark.parametrize(
     ("nodes", "size", "apart"),
     [("aaaabbbb", 4, 0), ("aaaabbbb", 8, 1), ("aabbbbaa", 4, 2), ("abababab", 2, 4), ("abab", 1, 0), ("aaabbb", 2, 1)],
 )
 def test_groups_that_lie_on_several_nodes_are_counted(nodes, size, apart):
     assert groups_apart(nodes, size=size) == apart
-
-
-@pytest.mark.parametrize("sizes", [[2], [4], [8], [2, 8], [4, 2], [8, 4]])
-def test_groups_that_fit_are_never_apart(sizes):
-    nodes = "abcabcabcabcabcabcabcabc"
-    order = by_node(table(nodes), sizes=sizes)
-    assert sorted(order) == list(range(24))
-    assert [groups_apart([nodes[bundle] for bundle in order], size=size) for size in sizes] == [0] * len(sizes)

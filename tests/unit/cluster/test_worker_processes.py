@@ -82,27 +82,6 @@ def test_what_ray_waits_for_ends_with_the_worker(server, tmp_path):
     worker.wait(timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [("", 0), ("raise SystemExit(3)", 3), ("raise SystemExit('why')", 1), ("raise ValueError", 1), ("os._exit(0)", 1)],
-)
-def test_what_stands_in_for_a_fork_ends_with_its_code(server, tmp_path, text, code):
-    script = written(tmp_path, f"import atexit, os\natexit.register(print, 'at the end')\n{text}")
-    worker = start(server, script)
-    output, errors = worker.communicate(timeout=60)
-    assert worker.returncode == code, errors
-    assert output == ("" if "_exit" in text else "at the end\n")
-    assert ("why" in errors) == ("why" in text)
-
-
-def test_a_fork_takes_a_title(server, tmp_path):
-    title = (
-        "import ray, sys\nray._raylet.setproctitle('ray::Title')\nprint(open('/proc/self/cmdline').read(), flush=True)"
-    )
-    output, errors = start(server, written(tmp_path, title)).communicate(timeout=60)
-    assert output.startswith("ray::Title"), errors
-
-
 def test_without_a_server_a_worker_is_a_process_of_its_own(server, tmp_path):
     close_server()
     assert not server.folder.exists()

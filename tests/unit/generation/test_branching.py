@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import scripted_engines
-from helpers.character_kit import END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterKit
+from helpers.character_kit import END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER
 from helpers.conversations import message, row
 from helpers.scripted_engines import play_group
 
@@ -21,7 +21,6 @@ from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.branching import BranchingRollout
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
 from lmm_r1.rl.samples import TrainingSample
@@ -159,47 +158,6 @@ def test_a_group_has_as_many_trunks_as_branches_leave_room_for():
     assert environment.begun == 3
     assert Counter(generated(sample)[0] for sample in samples) == {"A": 2, "B": 2, "C": 2}
     assert len(engine.asked) == 3 + 6
-
-
-def test_where_a_trunk_ends_before_the_others_are_played_from_the_prompt_on():
-    environment = Counting(turns=1)
-    samples, engine = play(environment, branch_turn=1)
-    assert environment.begun == len(engine.asked) == len(samples) == len(environment.closed) == 4
-    assert sorted(generated(sample) for sample in samples) == ["A", "B", "C", "D"]
-
-
-def test_the_turn_is_drawn_where_none_is_asked_for_and_is_the_same_in_a_run_again():
-    parted: Counter[int] = Counter()
-    for line in range(40):
-        prompt = replace(PROMPT, location=f"rows.jsonl, line {line}")
-        found = set()
-        for _ in range(2):
-            engine, environment = CountingEngine(), Counting(turns=4)
-            rollout = BranchingRollout(
-                environment=environment,
-                limits=LIMITS,
-                codec=PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=()),
-                scorer=None,
-                in_thread=asyncio.to_thread,
-                store=None,
-            )
-            settings = replace(SETTINGS, branches=2, sampling=replace(SETTINGS.sampling, n_samples=2))
-            one, other = asyncio.run(rollout.run(engine, prompt, settings, weight_version=0))
-            found.add(turns_in_common(one, other))
-        assert len(found) == 1
-        parted[found.pop()] += 1
-    # Of 40, about 20 after one turn, 10 after two, and the rest before the last of four.
-    assert set(parted) == {1, 2, 3}
-    assert 12 <= parted[1] <= 28
-    assert parted[2] + parted[3] == 40 - parted[1]
-
-
-def test_without_branches_episodes_are_played_by_themselves():
-    environment = Counting(turns=2)
-    samples, engine = play(environment, settings=replace(SETTINGS, branches=1))
-    assert environment.begun == 4
-    assert len(engine.asked) == 8
-    assert len({generated(sample)[0] for sample in samples}) == 4
 
 
 def test_an_environment_that_cannot_be_copied_is_refused_by_name():

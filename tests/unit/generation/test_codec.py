@@ -3,16 +3,12 @@
 import json
 import logging
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.character_kit import CharacterKit
 from helpers.conversations import message, picture, row
 from helpers.tiny_models import altered
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -26,9 +22,8 @@ from lmm_r1.generation.codec import (
     TextStream,
     check_turn_end,
     with_correction,
-    with_image_ids,
 )
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
+from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +49,6 @@ def test_the_pieces_make_up_the_text_and_none_ends_within_a_character(text, at_o
     assert "".join([*pieces, stream.rest()]) == text
 
 
-def test_an_unfinished_character_is_given_at_the_end(tokenizer):
-    ids = tokenizer("a🙂", add_special_tokens=False)["input_ids"][:-1]
-    stream = TextStream(tokenizer)
-    assert "".join(stream.add([token]) for token in ids) == "a"
-    assert stream.rest() == tokenizer.decode(ids)[1:]
-
-
 @pytest.mark.parametrize(
     ("prompt", "prefill", "begun"),
     [
@@ -75,46 +63,6 @@ def test_a_thought_that_the_chat_template_opens_stands_in_front_of_the_response(
     codec.tokenizer = tokenizer
     row = Row(messages=(), answer="4", datasource="", location="rows.jsonl:1", prefill=prefill)
     assert codec.begun_with(row, tokenizer(prompt, add_special_tokens=False)["input_ids"]) == begun
-
-
-def test_threads_that_encode_at_a_time_have_processors_of_their_own():
-    processor = {"set by whoever encodes": 0}
-    codec = PromptCodec(kit=CharacterKit(), processor=processor, banned_token_ids=())
-    together = threading.Barrier(3, timeout=10)
-
-    def two_looks(_: int) -> tuple[dict[str, int], dict[str, int]]:
-        together.wait()
-        return codec.processor, codec.processor
-
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        looks = list(pool.map(two_looks, range(3)))
-    assert codec.processor is processor
-    assert len({id(one) for one, _ in looks} | {id(processor)}) == 4
-    assert all(one is other and one == processor for one, other in looks)
-
-
-def prompt_of(*images: Image.Image) -> EncodedPrompt:
-    return with_image_ids(EncodedPrompt(token_ids=[2], engine_token_ids=[2], images=list(images), media=None))
-
-
-def test_images_are_named_by_what_they_show():
-    black, white = Image.new("RGB", (4, 2)), Image.new("RGB", (4, 2), "white")
-    # The same bytes in another shape, and in another mode.
-    tall, grey = Image.new("RGB", (2, 4)), Image.new("L", (4, 6))
-    assert black.tobytes() == tall.tobytes() == grey.tobytes()
-    names = prompt_of(black, white, tall, grey).image_ids
-    assert len(set(names)) == 4
-    assert prompt_of(white, black.copy()).image_ids == (names[1], names[0])
-    drawn = black.copy()
-    drawn.putpixel((3, 1), (0, 0, 1))
-    assert prompt_of(drawn).image_ids[0] not in names
-
-
-def test_the_engine_is_told_the_names_of_images_where_they_have_some():
-    codec = PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=())
-    named = prompt_of(Image.new("RGB", (4, 2)), Image.new("RGB", (2, 4)))
-    assert codec.engine_prompt(named)["multi_modal_uuids"] == {"image": list(named.image_ids)}
-    assert "multi_modal_uuids" not in codec.engine_prompt(EncodedPrompt.of_text([2, 3]))
 
 
 FLAG = "--actor.model_name_or_path X"
@@ -194,17 +142,3 @@ def test_image_rows_of_a_kit_that_disagrees_are_corrected_per_token_with_one_war
         "the engine attends causally within images; its samples are corrected for that "
         "(--algo.advantage.is_correction_level token)"
     )
-
-
-def test_a_correction_that_the_user_chose_stays():
-    chosen = dotted.replace(PPOConfig(), {CORRECTION: "seq"})
-    assert with_correction(chosen, policy=POLICY, rows=[IMAGE]) == chosen
-
-
-@pytest.mark.parametrize("why", ["text rows", "agreement", "gpu"])
-def test_where_both_sides_agree_nothing_is_corrected(why, monkeypatch, caplog):
-    monkeypatch.setattr(cpu, "has_cuda", lambda: why == "gpu")
-    policy = policy_of(get_kit("llm")) if why == "agreement" else POLICY
-    rows = [TEXT] if why == "text rows" else [IMAGE]
-    assert with_correction(PPOConfig(), policy=policy, rows=rows) == PPOConfig()
-    assert not caplog.records

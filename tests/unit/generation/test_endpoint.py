@@ -1,6 +1,5 @@
 import base64
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,7 @@ from aiohttp import web
 from helpers.http_servers import ChatServer, chat_server, completion, failure
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
-from lmm_r1.errors import UserError
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointError, GeneratorEndpoint
 from lmm_r1.generation.engine import Outcome, SamplingSettings
 
@@ -143,16 +141,6 @@ def test_a_response_whose_thinking_took_all_tokens_is_empty_and_no_error(log):
     assert [one.text for one in found.completions] == [""]
 
 
-def test_a_time_out_and_a_refused_connection_are_told(log):
-    with chat_server(echo, seconds=1.0) as server:
-        found = ask(server, log, [row()], timeout_seconds=0.1, attempts=1)
-    assert found[0].reason.endswith(
-        "no answer from the endpoint in 1 attempt; the last: no answer within --endpoint_timeout"
-    )
-    found = ask(server, log, [row()], attempts=1)
-    assert "Cannot connect to host 127.0.0.1" in found[0].reason
-
-
 @pytest.mark.parametrize(
     ("status", "advice"),
     [(401, "set --api_key_env to the variable that holds a valid key"), (404, "check the address and --model m")],
@@ -185,15 +173,6 @@ def test_a_server_that_is_not_there_or_refuses_the_key_is_told_before_anything_i
         check(server.url)
 
 
-def test_rows_are_asked_at_the_same_time_up_to_the_limit(log):
-    with chat_server(echo, seconds=0.05) as server:
-        found = ask(server, log, [row(f"{number}") for number in range(10)])
-    assert server.most_at_once == 4
-    assert {index: outcome.completions[0].text for index, outcome in found.items()} == {
-        number: f"<answer>{number}</answer>" for number in range(10)
-    }
-
-
 def test_what_was_answered_is_not_asked_again(log):
     rows = [row("a"), row("a"), row("b")]
     with chat_server(lambda body, number: completion(f"{body['messages'][0]['content']}{number}")) as server:
@@ -207,28 +186,8 @@ def test_what_was_answered_is_not_asked_again(log):
     assert said == [["a0", "a1"], ["a0", "a1", "b2"], ["a3"]]
 
 
-def test_what_the_api_has_no_form_for_is_left_out(log):
-    with chat_server(echo) as server:
-        begun = replace(row("y"), prefill="<think>")
-        found = ask(server, log, [row("what", VideoPart("a.mp4")), row("x", role="assistant"), begun])
-    assert found[0].reason == "rows.jsonl line 1: the row has a video, and an endpoint takes text and images only"
-    assert found[1].reason.endswith("the row ends with an assistant turn, so there is nothing to respond to")
-    assert found[2].reason.endswith("the row's prefill, which an endpoint cannot go on from")
-    assert server.requests == []
-
-
 def test_the_settings_do_not_show_the_key():
     settings = GeneratorEndpoint(
         url="http://h/v1", model="m", api_key=KEY, concurrency=1, timeout_seconds=1.0, attempts=1, body={}
     )
     assert KEY not in repr(settings)
-
-
-@pytest.mark.parametrize(
-    "line", ['{"request": "a"}', '{"request": "a", "responses": [{"text": "x", "finish_reason": "?"}]}']
-)
-def test_a_log_of_another_kind_is_refused(line, log):
-    log.parent.mkdir()
-    log.write_text(line + "\n")
-    with pytest.raises(UserError, match="scores.answers.jsonl, line 1: "):
-        AnswerLog(log)

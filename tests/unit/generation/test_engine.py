@@ -54,12 +54,6 @@ def test_a_kit_without_an_engine_is_refused_with_its_reason_and_what_it_can_do()
         check_backend("vllm", WITHOUT_ENGINE, model="--actor.model_name_or_path m", instead=FINE_TUNE)
 
 
-def test_outside_of_training_plain_transformers_takes_such_a_kit():
-    with pytest.raises(UserError, match=r"--model m: .*no class.*--eval_task generate, --backend transformers"):
-        check_backend("vllm", WITHOUT_ENGINE, model="--model m")
-    check_backend("transformers", WITHOUT_ENGINE, model="--model m")
-
-
 class Asked(Exception):
     """Raised in the place of an engine that was asked for."""
 

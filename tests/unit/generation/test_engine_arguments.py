@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from helpers.scripted_engines import ENGINE
-from transformers import Gemma4TextConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma4TextConfig, Qwen3Config
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
@@ -22,7 +21,6 @@ from lmm_r1.generation.engine_arguments import (
     SPARE_CACHE,
     WORKSPACE,
     engine_bytes,
-    gpu_memory,
     kv_bytes_per_token,
     share_of,
 )
@@ -87,26 +85,6 @@ def test_cuda_graphs_are_used_where_there_is_cuda(arguments_of, flag, checkpoint
     assert on_cpu["block_size"] == 32
 
 
-def test_a_model_that_is_small_gets_no_cuda_graphs_by_itself(checkpoint, monkeypatch):
-    asked = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.enforce_eager": None})
-    assert asked["enforce_eager"] is True
-    assert outside_of_training(checkpoint, monkeypatch, has_cuda=True, enforce_eager=None)["enforce_eager"] is True
-    # 12 x 30 x 576^2 = 119 million weights, and 12 x 24 x 576^2 = 96 million.
-    sizes = [Qwen2Config(hidden_size=576, num_hidden_layers=layers) for layers in (30, 24)]
-    assert [engine_arguments_module._is_small(config) for config in sizes] == [False, True]
-
-
-def test_training_does_without_cuda_graphs_where_it_is_told_to(checkpoint, monkeypatch):
-    arguments = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.enforce_eager": True})
-    assert arguments["enforce_eager"] is True
-
-
-@pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
-def test_other_engines_do_without_cuda_graphs_where_they_are_told_to(has_cuda, checkpoint, monkeypatch):
-    arguments = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda, enforce_eager=True)
-    assert arguments["enforce_eager"] is True
-
-
 @pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
 def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint, monkeypatch):
     outside = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
@@ -136,15 +114,6 @@ def test_weights_reach_a_runs_engines_by_broadcast_on_gpus_and_by_files_without(
     assert by_files == "lmm_r1.generation.worker_extension.FileWeights"
 
 
-def test_the_student_of_a_distillation_is_in_the_process_that_trains_it(checkpoint, monkeypatch):
-    """With this executor vLLM starts no engine process; a contract test of the workers' calls shows it."""
-    student = outside_of_training(checkpoint, monkeypatch, has_cuda=True, student=True)
-    assert student["distributed_executor_backend"] == "external_launcher"
-    # It is in the training's group, which leaves itself; others end with the process.
-    assert "leaves" not in student
-    assert outside_of_training(checkpoint, monkeypatch, has_cuda=True)["leaves"] == "_leave_group"
-
-
 @pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
 def test_engines_are_told_how_to_guess_tokens(has_cuda, checkpoint, monkeypatch):
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
@@ -162,12 +131,6 @@ def test_the_workers_of_all_engines_ban_tokens(speculation, checkpoint, monkeypa
     assert banned, "the media tokens at least"
     outside = outside_of_training(checkpoint, monkeypatch, has_cuda=True, speculation=speculation)
     assert outside["ban_tokens"] == (banned,)
-
-
-def test_suffixes_are_looked_up_in_earlier_responses_by_a_package_with_bounds_of_its_own(checkpoint, monkeypatch):
-    flags = {"vllm.speculative_tokens": 8, "vllm.speculative_method": "suffix"}
-    arguments = in_training(checkpoint, monkeypatch, has_cuda=True, **flags)
-    assert arguments["speculative_config"] == {"method": "suffix", "num_speculative_tokens": 8}
 
 
 def test_keys_and_values_of_layers_that_differ_are_added_up_and_those_of_other_layers_count_once():
@@ -226,12 +189,3 @@ def test_a_share_that_is_named_is_taken_as_it_is_and_without_a_gpu_none_is_asked
     monkeypatch.setattr(cpu, "own_cuda", lambda: False)
     given = outside_of_training(checkpoint, monkeypatch, has_cuda=False, gpu_memory_utilization=None)
     assert given["gpu_memory_utilization"] == 0.85
-
-
-def test_the_memory_of_gpus_that_say_nothing_to_nvidia_smi_is_asked_of_cuda(monkeypatch):
-    def run(command: list[str], **settings: object) -> SimpleNamespace:
-        raise FileNotFoundError(command[0])
-
-    monkeypatch.setattr(engine_arguments_module.subprocess, "run", run)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 8 * GIB))
-    assert gpu_memory() == (8 * GIB, 5 * GIB)

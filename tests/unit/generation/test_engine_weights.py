@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from helpers.scripted_engines import CountingEngine
 
-from lmm_r1.data.sample import Segment, WeightSpan
+from lmm_r1.data.sample import WeightSpan
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params, tokens_under_way
+from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.generation.turns import first_tokens
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
@@ -81,41 +81,11 @@ def test_a_request_that_the_engine_has_not_begun_is_of_the_new_weights_as_a_whol
     assert [response.weights for response in request.responses] == [((1, 3),), ((1, 3),)]
 
 
-def test_a_response_that_has_ended_without_a_word_yet_stays_with_the_weights_that_it_came_of():
-    """Its last piece is on the way when the engine is held up, and the engine counts the others alone."""
-    weights = EngineWeights()
-    request = Request({}, parameters(2), weights=weights)
-    for response in request.responses:
-        response.begins = [(0, 0)]
-    with weights.generating("a", request):
-        weights.replaced({"a": {1: 2}})
-    for response in request.responses:
-        response.token_ids = [1, 2, 3]
-    assert [response.weights for response in request.responses] == [((0, 3),), ((0, 2), (1, 1))]
-
-
-def test_without_updates_nothing_is_noted():
-    response = Response(token_ids=[1, 2])
-    assert response.weights == ()
-    with pytest.raises(AssertionError, match="every sampled token has a version"):
-        Segment(kind="generated", token_ids=(1, 2), weights=(WeightSpan(0, 3),))
-
-
 def test_a_turn_keeps_the_versions_of_the_tokens_that_it_keeps():
     spans = (WeightSpan(1, 4), WeightSpan(2, 3))
     assert first_tokens(spans, 5) == ((1, 4), (2, 1))
     assert first_tokens(spans, 4) == ((1, 4),)
     assert first_tokens(spans, 9) == spans
-
-
-def test_tokens_are_counted_by_request_and_place_as_whoever_asked_knows_them():
-    def state(request: str, place: int, tokens: int) -> SimpleNamespace:
-        detokenizer = SimpleNamespace(num_output_tokens=lambda: tokens)
-        return SimpleNamespace(external_req_id=request, request_index=place, detokenizer=detokenizer)
-
-    states = {"0_a-1": state("a", 0, 3), "1_a-1": state("a", 1, 0), "b-2": state("b", 0, 7)}
-    engine = SimpleNamespace(output_processor=SimpleNamespace(request_states=states))
-    assert tokens_under_way(engine) == {"a": {0: 3, 1: 0}, "b": {0: 7}}
 
 
 @pytest.mark.parametrize("own_thread", [True, False])

@@ -2,17 +2,12 @@
 
 import asyncio
 import contextlib
-import io
 from dataclasses import replace
 
-import pytest
-from helpers.conversations import message, picture, row
-from helpers.scripted_episodes import LIMITS, ScriptedEnvironment, episode_engine, told
-from PIL import Image
+from helpers.conversations import message, row
+from helpers.scripted_episodes import ScriptedEnvironment, episode_engine, told
 
 from lmm_r1.agents.environment import Answered, Turn
-from lmm_r1.data.messages import images_of
-from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 
 ONE = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=20)
@@ -98,57 +93,6 @@ def test_a_row_whose_environment_fails_is_left_out_with_the_reason_and_the_other
     assert outcomes[1].completions == ()
 
 
-def test_an_environment_that_cannot_begin_costs_its_row_alone():
-    class Choosy(ScriptedEnvironment):
-        def begin(self, row, *, seed):
-            if row.location.endswith("2"):
-                raise ZeroDivisionError("no level")
-            return super().begin(row, seed=seed)
-
-    with contextlib.closing(episode_engine(lambda prompt: "end", Choosy(counted))) as engine:
-        outcomes = {outcome.index: outcome for outcome in engine.respond(rows("a", "b"), ONE)}
-    assert outcomes[0].reason is None
-    assert outcomes[1].reason == "rows.jsonl line 2, environment scripted: it raised ZeroDivisionError: no level"
-
-
-@pytest.mark.parametrize(("pictures", "size", "kind"), [("whole", (600, 300), "PNG"), ("small", (480, 240), "WEBP")])
-def test_pictures_come_encoded_whole_or_small(pictures, size, kind):
-    environment = ScriptedEnvironment(lambda turn: told("see ", picture(600, 300)) if turn.number == 0 else Answered())
-    with contextlib.closing(episode_engine(lambda prompt: "5", environment, pictures=pictures)) as engine:
-        [outcome] = engine.respond([(0, row(message("user", picture(40, 30), "?")))], ONE)
-    assert outcome.completions[0].image_scales == ((2.0, 4.0),), "of the prompt's image"
-    [part] = outcome.completions[0].played.said[1].images
-    with Image.open(io.BytesIO(part.source)) as image:
-        assert (image.size, image.format) == (size, kind)
-    if pictures == "whole":
-        [shown] = images_of(outcome.completions[0].played.shown)
-        assert Image.open(io.BytesIO(shown.source)).size == (40, 30)
-    else:
-        assert outcome.completions[0].played.shown == ()
-
-
-def test_a_prompt_that_leaves_less_than_the_longest_turn_is_played_in_what_there_is():
-    # Of 30 tokens the prompt takes 24: u, 20 characters, end, newline, a.
-    with contextlib.closing(
-        episode_engine(lambda prompt: "12345678", ScriptedEnvironment(counted), max_len=30)
-    ) as engine:
-        [outcome] = engine.respond(rows("x" * 20), ONE)
-    [completion] = outcome.completions
-    assert (completion.text, completion.finish_reason, completion.played.end) == ("123456", "length", "tokens")
-
-
-def test_an_engine_without_work_waits_for_the_environment_and_does_not_spin():
-    async def slow(turn: Turn) -> Answered:
-        await asyncio.sleep(0.3)
-        return Answered()
-
-    with contextlib.closing(episode_engine(lambda prompt: "5", ScriptedEnvironment(slow))) as engine:
-        [outcome] = engine.respond(rows("a"), ONE)
-        # 30 turns of 10 ms, and a few to begin and to end.
-        assert engine.engine.turns < 80
-    assert outcome.reason is None
-
-
 class Watcher:
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -176,32 +120,3 @@ def test_a_watcher_is_told_of_turns_as_they_grow_and_of_answers_as_they_come():
         assert [parameters.stream_interval for _, parameters in engine.engine.engine.requests] == [None, None]
     assert watcher.seen == ["5</t>.", "no 0", "end.", "over"]
     assert (completion.text, completion.played.turns, completion.finish_reason) == ("end", 2, "stop")
-
-
-def test_an_episode_that_is_stopped_is_its_last_turn_as_far_as_it_came():
-    watcher = Watcher()
-    with contextlib.closing(episode_engine(lambda prompt: "x" * 19, ScriptedEnvironment(counted))) as engine:
-        completion = engine.play(
-            rows("b")[0][1],
-            ONE,
-            watcher=watcher,
-            should_stop=lambda: len(watcher.seen) == 3 and len(watcher.seen[2]) > 4,
-        )
-        assert engine.engine.engine.running == 0
-    assert watcher.seen[:2] == ["x" * 19 + ".", "no 0"]
-    assert (completion.text + ".", completion.finish_reason) == (watcher.seen[2], "aborted")
-    assert 4 < len(completion.text) < 19
-    assert completion.num_tokens == 20 + len(completion.text)
-
-
-def test_an_environment_that_fails_is_told_to_who_watches():
-    async def silent(turn: Turn) -> Answered:
-        await asyncio.sleep(60)
-        return Answered()
-
-    limits = replace(LIMITS, answer_s=0.1)
-    with (
-        contextlib.closing(episode_engine(says, ScriptedEnvironment(silent), limits=limits)) as engine,
-        pytest.raises(UserError, match="the environment scripted failed: it gave no answer in 0.1 s"),
-    ):
-        engine.play(rows("b")[0][1], ONE, watcher=Watcher(), should_stop=lambda: False)

@@ -1,8 +1,6 @@
 """Episodes on a hand-written engine and a kit whose tokens are characters, so that every id can be worked out by hand."""
 
 import asyncio
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,23 +9,18 @@ from typing import Any
 
 import pytest
 from helpers import scripted_engines
-from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterKit
+from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER
 from helpers.conversations import message, row
-from helpers.samples import media_ref
 from helpers.scripted_engines import LIMITS, play_group
 from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.agents.tool_environment import ToolEnvironment
-from lmm_r1.agents.tools import Tool
 from lmm_r1.config.ppo import AgentConfig
-from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import Cut, Said, Sample
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings
 from remote_rm.verifier import Score
@@ -231,39 +224,6 @@ def test_images_that_are_shown_are_the_segments_own():
     assert len(names[1]) == 2
 
 
-def test_what_is_not_trained_on_is_not_stored():
-    stored: list[Any] = []
-    play(Scripted(told(IMAGE), OVER), [said("5"), said("2")], settings=replace(SETTINGS, media=False), stored=stored)
-    assert stored == []
-
-
-@pytest.mark.parametrize(
-    ("limits", "settings", "answer", "end", "turns"),
-    [
-        ({"max_turns": 2}, {}, told("no"), "turns", 2),
-        ({"max_images": 1}, {}, told(IMAGE), "images", 2),
-        # 8 of the prompt, 2 of a turn, 7 of what is shown: 17, and with the second turn 26, which would leave nothing.
-        ({}, {"max_len": 26}, told("no"), "tokens", 2),
-        ({}, {"max_len": 28}, told("no"), "tokens", 3),
-    ],
-)
-def test_a_limit_ends_an_episode_with_the_policys_turn(limits, settings, answer, end, turns):
-    (sample,), _ = play(
-        Scripted(*[answer] * 4),
-        [said("5")] * 4,
-        limits=replace(LIMITS, **limits),
-        settings=replace(SETTINGS, **settings),
-    )
-    assert (sample.played.end, len(sample.generated), sample.segments[-1].kind) == (end, turns, "generated")
-    assert sample.played.over_turn
-    assert sample.masked
-
-
-def test_the_last_turn_has_the_room_that_is_left():
-    _, engine = play(Scripted(told("no"), OVER), [said("5"), said("2")], settings=replace(SETTINGS, max_len=19))
-    assert [parameters.max_tokens for _, parameters in engine.requests] == [4, 2]
-
-
 @pytest.mark.parametrize(
     ("overturn", "reward", "masked"), [("mask", 0.25, True), ("keep", 0.25, False), ("penalise", -0.25, False)]
 )
@@ -321,52 +281,6 @@ def test_an_environment_that_fails_costs_that_episode_alone(answer, caplog):
     assert "rows.jsonl, line 1, environment scripted" in caplog.text
 
 
-def test_a_tool_that_hangs_or_dies_costs_its_trajectory_its_deadline_and_nothing_else():
-    go_on = threading.Event()
-
-    def fetch(what: str) -> str:
-        """Fetch something."""
-        if what == "hangs":
-            go_on.wait(60)
-        if what == "dies":
-            raise SystemExit(3)
-        return what
-
-    kinds = ("hangs", "dies", "works", "works on")
-    calls = [f'<tool_call>{{"name": "fetch", "arguments": {{"what": "{what}"}}}}</tool_call>' for what in kinds]
-    scripts = [[(text.encode(), "stop", "</tool_call>"), said("2")] for text in calls]
-    settings = replace(SETTINGS, max_len=6000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
-    ended: dict[str, float] = {}
-
-    class Watched(LastTurnScorer):
-        async def reward(self, **request: Any) -> Score:
-            ended[next(what for what in reversed(kinds) if f'"{what}"' in request["query"])] = time.monotonic() - began
-            return await super().reward(**request)
-
-    began = time.monotonic()
-    environment = ToolEnvironment([Tool(fetch, deadline_s=1.0)])
-    samples, _ = play(environment, *scripts, settings=settings, scorer=Watched())
-    go_on.set()
-    by_kind = {next(what for what, text in zip(kinds, calls, strict=True) if text == one.played.said[0].text): one for one in samples}  # fmt: skip
-    assert {what: one.played.counts["failed_calls"] for what, one in by_kind.items()} == {
-        "hangs": 1, "dies": 1, "works": 0, "works on": 0
-    }  # fmt: skip
-    assert "it has not answered within 1 seconds" in by_kind["hangs"].played.said[1].text
-    assert "it broke off" in by_kind["dies"].played.said[1].text
-    assert all((one.played.end, one.response, one.scored.reward) == ("over", "2", 1.0) for one in samples)
-    assert max(ended[what] for what in kinds[1:]) < 1.0 <= ended["hangs"] < 3.0
-
-
-def test_a_prompt_that_is_no_conversation_is_refused():
-    with pytest.raises(UserError, match="add --data.apply_chat_template"):
-        play(Scripted(OVER), [said("2")], prompt=replace(PROMPT, plain=True))
-
-
-def test_what_an_environment_gives_must_be_among_what_it_names():
-    with pytest.raises(UserError, match="gives bonus, which its rewards do not name"):
-        play(Scripted(Answered(rewards={"bonus": 1.0})), [said("2")])
-
-
 def test_episodes_of_a_group_have_the_prompt_in_common_and_seeds_of_their_own():
     environment = Scripted(told("no"), OVER)
     samples, _ = play(environment, [said("5"), said("2")], [said("6"), said("3")])
@@ -375,85 +289,6 @@ def test_episodes_of_a_group_have_the_prompt_in_common_and_seeds_of_their_own():
     again = Scripted(told("no"), OVER)
     play(again, [said("5"), said("2")], [said("6"), said("3")])
     assert again.seeds == environment.seeds
-
-
-def test_a_crop_that_the_policy_asks_for_is_shown_to_it_and_counted():
-    call = b'<grounding>{"bbox_2d": [0.5, 0, 1, 0.5], "source": "original_image"}</grounding>'
-    prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
-    settings = replace(SETTINGS, max_len=6000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
-    turns = [(call, "stop", "</grounding>"), said("2")]
-    (sample,), engine = play(
-        load_environment("crop"), turns, prompt=prompt, settings=settings, scorer=LastTurnScorer()
-    )
-    cropped = engine.requests[1][0]["multi_modal_data"]["image"][1]
-    assert cropped.size == (30, 20)
-    assert engine.requests[0][1].stop == ["</grounding>", "</tool_call>"]
-    assert (sample.played.end, sample.played.images, sample.scored.reward) == ("over", 1, 1.0)
-    wanted = {"tool_calls": 1.0, "malformed_calls": 0.0, "failed_calls": 0.0, "shown_images": 1.0, "turns": 2.0}
-    assert {name: sample.scored.parts[name] for name in wanted} == wanted
-    assert "observation_1" in sample.played.said[1][1]
-
-
-def weighing(**weights: float) -> GroupSettings:
-    parts = (WeightedPart(name=name, factors=(name,), weight=weight) for name, weight in weights.items())
-    return replace(SETTINGS, max_len=6000, part_weights=tuple(parts))
-
-
-@pytest.mark.parametrize(
-    ("weights", "reward"),
-    [
-        ({}, 1.0 + 0.75),
-        # 0.25 and 0.5 of the environment's at 2 in place of 1, and a call at 0.125 beside the scorer's 1.
-        ({"step": 2.0, "calls": 0.125}, 1.0 + 1.5 + 0.125),
-        ({"step": 0.0, "turns": -0.25}, 1.0 - 0.5),
-    ],
-)
-def test_what_an_environment_pays_and_counts_may_be_weighted(weights, reward):
-    (sample,), _ = play(
-        Scripted(told("no", rewards={"step": 0.25}, counts={"calls": 1}), Answered(rewards={"step": 0.5})),
-        [said("5"), said("2")],
-        scorer=LastTurnScorer(),
-        settings=weighing(**weights),
-    )
-    assert (sample.scored.reward, sample.scored.score) == (reward, 1.0)
-    assert sample.scored.parts["step"] == 0.75
-
-
-CALL = '<grounding>{"bbox_2d": [0, 0, 1, 1], "source": "original_image"}</grounding>'
-THOUGHT, ANSWER = "<think>t</think>", "<think>t</think><answer>2</answer>"
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "kept"),
-    [(THOUGHT + CALL, ANSWER, 2), (CALL, ANSWER, 1), (THOUGHT + CALL, "2", 1), (CALL, "2", 0)],
-)
-def test_the_format_of_an_episode_is_that_of_all_its_turns(first, last, kept):
-    prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
-    settings = replace(weighing(turn_format=0.5), sampling=replace(SETTINGS.sampling, max_new_tokens=400))
-    turns = [(first.encode(), "stop", "</grounding>"), said(last)]
-    (sample,), _ = play(load_environment("crop"), turns, prompt=prompt, settings=settings)
-    assert (sample.scored.parts["turn_format"], sample.scored.parts["kept_turns"]) == (float(kept == 2), kept / 2)
-    assert sample.scored.reward == (0.5 if kept == 2 else 0.0)
-    assert (sample.scored.parts["used_tool"], sample.scored.parts["tool_execution"]) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize(("first", "kept"), [(ANSWER, 2), ("2", 1), (THOUGHT + CALL, 1)])
-def test_both_answers_of_a_double_check_must_think_and_answer(first, kept):
-    prompt = row(message("user", "1+1?"), answer="2")
-    settings = replace(weighing(kept_turns=1.0), sampling=replace(SETTINGS.sampling, max_new_tokens=400))
-    turns = [said(first), said(ANSWER)]
-    (sample,), _ = play(load_environment("double-check"), turns, prompt=prompt, settings=settings)
-    assert (sample.scored.parts["turn_format"], sample.scored.parts["kept_turns"]) == (float(kept == 2), kept / 2)
-    assert sample.scored.reward == 1.0 + kept / 2
-
-
-def test_a_name_that_scorer_and_environment_both_give_is_refused():
-    class Counting(LastTurnScorer):
-        async def reward(self, **request: Any) -> Score:
-            return Score(reward=1.0, score=1.0, parts={"turn_format": 1.0})
-
-    with pytest.raises(UserError, match="it and --reward.remote_url both give turn_format"):
-        play(Scripted(OVER), [said("2")], scorer=Counting())
 
 
 CROP = '<grounding>{"bbox_2d": [0.5, 0, 1, 0.5], "source": "original_image"}</grounding>'
@@ -484,20 +319,6 @@ def test_turns_bring_their_pictures_the_boxes_of_these_and_what_became_of_calls(
     assert (system.role, question.parts[1]) == ("system", TextPart("?"))
 
 
-def test_what_nobody_looks_at_brings_no_pictures():
-    turns, others = ([((think + CROP).encode(), "stop", "</grounding>"), said("2")] for think in ("", "See."))
-    first, second = cropping(turns, others)
-    assert (first.played.said[1].images, first.played.shown) == ((), ())
-    assert [first.played.number, second.played.number] == [0, 1]
-
-
-def test_a_turn_has_the_rewards_that_it_earned():
-    (sample,), _ = play(
-        Scripted(told("no", rewards={"step": 0.25}), Answered(rewards={"step": 0.5})), [said("5"), said("2")]
-    )
-    assert [one.rewards for one in sample.played.said] == [(("step", 0.25),), (), (("step", 0.5),)]
-
-
 def test_a_turn_is_sampled_as_its_options_say_and_the_next_one_as_the_environment_does():
     own = TurnOptions(stops=("</b>",), max_tokens=3)
     environment = Scripted(told("no", options=own), told("no"), OVER, stops=("</a>",))
@@ -505,13 +326,6 @@ def test_a_turn_is_sampled_as_its_options_say_and_the_next_one_as_the_environmen
     asked = [(parameters.stop, parameters.max_tokens) for _, parameters in engine.requests]
     assert asked == [(["</a>"], 4), (["</b>"], 3), (["</a>"], 4)]
     assert {parameters.structured_outputs for _, parameters in engine.requests} == {None}
-
-
-def test_the_first_turn_has_options_as_well():
-    environment = Scripted(OVER)
-    environment.first_turn = lambda row: TurnOptions(max_tokens=2 + len(row.answer))
-    _, engine = play(environment, [said("2")])
-    assert [parameters.max_tokens for _, parameters in engine.requests] == [3]
 
 
 def test_the_loss_leaves_out_a_turn_that_matches_an_expression():
@@ -547,13 +361,6 @@ def test_the_last_turn_that_may_be_has_the_form_that_the_run_gives_it():
     assert engine.requests[1][1].structured_outputs.regex == "[0-9]"
 
 
-def test_a_constrained_turn_that_may_not_end_is_refused():
-    environment = Scripted(OVER)
-    environment.first_turn = lambda row: TurnOptions(regex="[0-9]")
-    with pytest.raises(UserError, match=r"--rollout.ignore_eos lets none end"):
-        play(environment, [said("2")], settings=replace(SETTINGS, ignore_eos=True))
-
-
 def test_a_thought_is_gone_on_with_token_by_token_as_it_was_generated():
     thought = ThoughtConfig(end="</t>", continuations=1, continue_with="Hm")
     engine = OneEpisode((b"4</t>", "stop", "</t>"), (b"5</t>", "stop", "</t>"), said("=5"))
@@ -576,32 +383,6 @@ def test_a_thought_is_gone_on_with_token_by_token_as_it_was_generated():
         ([], 12),
     ]
     assert (sample.response, sample.scored.parts["turns"]) == ("4Hm5</t>=5", 1.0)
-
-
-def test_a_thought_is_cut_in_the_turn_that_says_so_alone():
-    options = TurnOptions(thought=ThoughtConfig(end="</t>", max_tokens=2))
-    engine = OneEpisode(said("7"), (b"45", "length", None), said("=5"))
-    (sample,), _ = play(
-        Scripted(told("no", options=options), OVER),
-        engine=engine,
-        settings=replace(SETTINGS, sampling=replace(SETTINGS.sampling, max_new_tokens=20)),
-    )
-    assert sample.token_ids[-9:] == [*b"45</t>=5", END]
-    assert sample.loss_mask[-9:] == [True, True, *[False] * 4, True, True, True]
-    assert (sample.response, sample.scored.parts["turns"]) == ("45</t>=5", 2.0)
-
-
-def test_media_tokens_are_not_appended_to_thoughts():
-    rollout = {"environment": Scripted(OVER), "scorer": None, "in_thread": asyncio.to_thread, "store": None}
-    codec = PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=(PLACEHOLDER,))
-    limits = replace(LIMITS, thought=ThoughtConfig(continuations=1, continue_with="#"))
-    with pytest.raises(UserError, match="'#' to thoughts, which holds a media token"):
-        EpisodeRollout(limits=limits, codec=codec, **rollout)
-
-
-def test_one_turn_is_an_environment_too():
-    (sample,), _ = play(load_environment("single"), [said("2")], scorer=LastTurnScorer())
-    assert (sample.played.end, sample.scored.reward, sample.token_ids[len(PROMPT_IDS) :]) == ("over", 1.0, [50, END])
 
 
 async def nothing(turn: Turn) -> Answered:
@@ -663,78 +444,6 @@ class Stubborn(Scripted):
         return episode
 
 
-async def never() -> None:
-    await asyncio.sleep(60)
-
-
-async def badly() -> None:
-    raise OSError("the browser is gone")
-
-
-@pytest.mark.parametrize(("closes", "logged"), [(never, "did not close in 0.2 s"), (badly, "failed to close")])
-def test_an_environment_that_does_not_close_holds_up_nothing(closes, logged, caplog):
-    samples, _ = play(Stubborn(OVER, closes=closes), [said("2")], limits=replace(LIMITS, answer_s=0.2))
-    assert [sample.played.end for sample in samples] == ["over"]
-    assert logged in caplog.text
-
-
-def test_an_environment_that_does_not_begin_fails_with_its_first_turn(caplog):
-    (sample,), _ = play(Stubborn(OVER, begins=OSError("no browser")), [said("2")])
-    assert (sample.played.end, sample.response) == ("failed", "2")
-    assert "rows.jsonl, line 1, environment scripted: the environment failed to begin" in caplog.text
-
-
 def test_a_row_that_an_environment_cannot_take_ends_the_run():
     with pytest.raises(UserError, match=r"rows.jsonl, line 1, environment scripted: the row has no board"):
         play(Stubborn(OVER, begins=UserError("the row has no board")), [said("2")])
-
-
-def test_a_reward_that_is_no_number_is_told_with_its_row():
-    with pytest.raises(
-        UserError, match=r"rows.jsonl, line 1, environment scripted: it gives step nan among its rewards"
-    ):
-        play(Scripted(Answered(rewards={"step": float("nan")})), [said("2")])
-
-
-@pytest.mark.parametrize("finish", ["abort", "error", None])
-def test_a_turn_that_does_not_come_whole_ends_the_group_and_closes_the_other_episodes(finish):
-    environment = Scripted(silent)
-    with pytest.raises(UserError, match="the engine gave 0 of 1 responses whole"):
-        play(environment, [said("5")], [(b"2", finish, None)], limits=replace(LIMITS, answer_s=10))
-    assert len(environment.closed) == 2
-
-
-def test_a_group_that_is_cancelled_while_an_environment_answers_closes_its_episodes():
-    environment = Scripted(silent)
-
-    async def run() -> None:
-        rollout = EpisodeRollout(
-            environment=environment,
-            limits=LIMITS,
-            codec=PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=()),
-            scorer=None,
-            in_thread=asyncio.to_thread,
-            store=lambda media: media_ref("none"),
-        )
-        engine = TalkingEngine([said("5")])
-        before = asyncio.all_tasks()
-        group = asyncio.create_task(rollout.run(engine, PROMPT, SETTINGS, weight_version=7))
-        while not environment.turns:
-            await asyncio.sleep(0.01)
-        group.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await group
-        await asyncio.sleep(0)
-        # Nothing of it goes on.
-        assert asyncio.all_tasks() == before
-
-    asyncio.run(asyncio.wait_for(run(), timeout=10))
-    assert environment.closed == [1]
-
-
-def test_a_first_prompt_without_room_begins_no_episode():
-    environment = Scripted(OVER)
-    samples, engine = play(
-        environment, [said("2")], settings=replace(SETTINGS, max_len=len(PROMPT_IDS) + 3, overlong_prompts="skip")
-    )
-    assert (samples, engine.requests, environment.seeds) == ([], [], [])

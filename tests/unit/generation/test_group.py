@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +12,16 @@ from helpers import scripted_engines
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
 from helpers.samples import media_ref
-from PIL import Image
 
 from lmm_r1.config.rewards import WeightedPart
-from lmm_r1.data.messages import ChangedFile
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt
+from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.generation.ray_engines import KitRolloutActor
 from lmm_r1.generation.request import EngineWeights
-from lmm_r1.scoring import Moment, ScoredResponse
+from lmm_r1.scoring import ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -124,24 +122,6 @@ def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
     assert [[(item.start, item.key) for item in sample.media] for sample in samples] == [[(0, "object 1")]] * 2
 
 
-def test_media_that_nobody_trains_on_are_not_stored():
-    # `no_store` fails.
-    samples, engine, _ = run(PICTURE, settings=replace(SETTINGS, media=False))
-    assert "image" in engine.requests[0][0]["multi_modal_data"]
-    assert [sample.media for sample in samples] == [(), ()]
-
-
-def test_media_of_a_prompt_without_room_are_not_stored():
-    settings = replace(SETTINGS, max_len=10, overlong_prompts="skip")
-    assert run(PICTURE, settings=settings)[0] == []
-
-
-def test_a_text_prompt_has_no_media():
-    samples, engine, _ = run()
-    assert "multi_modal_data" not in engine.requests[0][0]
-    assert all(sample.media == () for sample in samples)
-
-
 def test_each_sample_holds_its_own_tokens_reward_and_log_probs():
     samples, _, _ = run()
     by_response = {sample.response: sample for sample in samples}
@@ -160,26 +140,6 @@ def test_each_sample_holds_its_own_tokens_reward_and_log_probs():
     assert right.segments[0] is wrong.segments[0]
 
 
-def test_log_probs_are_left_out_where_they_were_not_asked_for():
-    pieces = [SimpleNamespace(**{**vars(piece), "logprobs": None}) for piece in TWO_SAMPLES]
-    samples, engine, _ = run(pieces=pieces, settings=replace(SETTINGS, logprobs=False))
-    assert engine.requests[0][1].logprobs is None
-    assert all(sample.log_probs is None for sample in samples)
-
-
-def test_a_reward_request_holds_prompt_response_and_label():
-    scorer = RecordingScorer()
-    run(scorer=scorer)
-    request = next(request for request in scorer.requests if request["response"] == "2")
-    assert request == {
-        "query": "u1+1?<end>\na2<end>",
-        "further": {},
-        "prompt": '[{"role":"user","content":"1+1?"}]',
-        "label": "2",
-        "response": "2",
-    }
-
-
 def test_a_finished_sample_is_scored_while_the_others_are_generated():
     scorer = RecordingScorer()
     # The engine goes on only when the first sample's reward has been asked for.
@@ -187,11 +147,6 @@ def test_a_finished_sample_is_scored_while_the_others_are_generated():
     pieces = [delta(0, [*b"2", END], finish="stop"), scorer.asked, delta(1, [*b"3", NEWLINE], finish="stop")]
     samples, _, _ = run(pieces=pieces, scorer=scorer)
     assert [sample.response for sample in samples] == ["2", "3"]
-
-
-def test_a_reward_that_cannot_be_had_stops_the_group():
-    with pytest.raises(RewardUnavailable, match="^rows.jsonl, line 1: http://127.0.0.1:1/get_reward does not answer"):
-        run(scorer=FailingScorer())
 
 
 class GreedyEngine(StreamingEngine):
@@ -245,11 +200,6 @@ def test_a_group_of_which_a_response_is_broken_off_is_none(end, said):
         run(pieces=pieces)
 
 
-def test_a_group_without_one_of_its_responses_is_none():
-    with pytest.raises(UserError, match=r"line 1: the engine gave 0 of 2 responses whole \(2 never ended\)"):
-        run(pieces=[])
-
-
 class GivingScorer(RecordingScorer):
     """Gives the first response what it is told to, and all others 1."""
 
@@ -288,44 +238,6 @@ def test_a_prompt_that_leaves_no_room_is_refused_or_skipped_and_never_cut():
     assert engine.requests == []
 
 
-def test_without_a_limit_a_response_may_fill_what_the_prompt_leaves():
-    settings = replace(SETTINGS, sampling=replace(SETTINGS.sampling, max_new_tokens=None), max_len=20)
-    assert run(settings=settings)[1].requests[0][1].max_tokens == 12
-    with pytest.raises(UserError, match="--data.max_len 8"):
-        run(settings=replace(settings, max_len=8))
-
-
-def test_what_the_kit_refuses_is_told_with_the_rows_place():
-    with pytest.raises(UserError, match="rows.jsonl, line 1: an image is too small"):
-        run(row(message("user", Image.new("RGB", (1, 1)))))
-
-
-def test_a_prompt_that_cannot_be_encoded_is_a_group_without_samples_where_rows_are_skipped():
-    small, skips = row(message("user", Image.new("RGB", (1, 1)))), replace(SETTINGS, bad_rows="skip")
-    with pytest.raises(RefusedPrompt, match="rows.jsonl, line 1: an image is too small"):
-        run(small, settings=skips)
-    with pytest.raises(UserError, match="an image is too small. To continue this run, .* --data.bad_rows skip"):
-        run(small, settings=replace(SETTINGS, bad_rows="stop"))
-
-    class Groups:
-        async def run(self, *given: Any, **named: Any) -> list[Any]:
-            raise RefusedPrompt("rows.jsonl, line 1: an image is too small")
-
-    actor = object.__new__(KitRolloutActor)
-    actor.llm, actor.groups, actor.weights = None, Groups(), EngineWeights()
-    group = asyncio.run(actor.generate_group(small, skips))
-    assert (group.samples, group.refused) == ([], "rows.jsonl, line 1: an image is too small")
-
-
-def test_a_row_file_that_has_changed_is_no_bad_row(monkeypatch):
-    def encode(*given: Any) -> None:
-        raise ChangedFile("rows.parquet row 1: its image cannot be read any more")
-
-    monkeypatch.setattr(PromptCodec, "encode", encode)
-    with pytest.raises(ChangedFile):
-        run(settings=replace(SETTINGS, bad_rows="skip"))
-
-
 def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
     async def done(reset_running_requests: bool = False) -> None:
         """Empties nothing."""
@@ -346,23 +258,6 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
         return stamped
 
     assert asyncio.run(two_updates()) == [[0], [1], [2]]
-
-
-@pytest.mark.parametrize(("keep_images", "forgotten"), [(False, ["prefix", "encoder", "mm"]), (True, ["prefix"])])
-def test_features_of_images_are_forgotten_unless_their_weights_stay(keep_images, forgotten):
-    calls: list[str] = []
-
-    def noting(name: str) -> Callable[..., Awaitable[None]]:
-        async def done(**_: bool) -> None:
-            calls.append(name)
-
-        return done
-
-    actor = object.__new__(KitRolloutActor)
-    actor.llm = SimpleNamespace(**{f"reset_{name}_cache": noting(name) for name in ("prefix", "encoder", "mm")})
-    actor.weights, actor.paused = EngineWeights(), False
-    asyncio.run(actor.reset_caches(keep_images=keep_images))
-    assert calls == forgotten
 
 
 def test_keys_and_values_of_old_weights_are_never_kept_in_silence():
@@ -445,53 +340,3 @@ def test_a_source_of_whole_groups_is_asked_once_for_all_samples():
     assert all(item.row is PROMPT for item in batch)
     assert [sample.scored.reward for sample in samples] == [0.0, 1.0]
     assert [item.response for item in batch] == [sample.response for sample in samples]
-
-
-class WholeRowScorer:
-    """Rewards by the step, and fails for an image where it is told to."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.given: list[ScoredResponse] = []
-        self.error = error
-
-    async def reward_of(self, item: ScoredResponse) -> Score:
-        if self.error is not None:
-            raise self.error
-        self.given.append(item)
-        return Score(reward=float(item.moment.step), score=0.0, parts={})
-
-    async def check_health(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-def test_a_source_of_whole_rows_is_given_each_response_with_its_row_and_the_step():
-    scorer = WholeRowScorer()
-    samples, _, _ = run(scorer=scorer, settings=replace(SETTINGS, moment=Moment(step=4, held_out=True)))
-    assert {(item.response, item.num_tokens, item.query) for item in scorer.given} == {
-        ("345", 3, "u1+1?<end>\na345"),
-        ("2", 2, "u1+1?<end>\na2<end>"),
-    }
-    assert all(item.row is PROMPT and item.moment == Moment(step=4, held_out=True) for item in scorer.given)
-    assert [sample.scored.reward for sample in samples] == [4.0, 4.0]
-
-
-@pytest.mark.parametrize("said", ["no image file none.png", "rows.jsonl, line 1: no image file none.png"])
-def test_the_rows_place_stands_once_in_front_of_an_error(said):
-    with pytest.raises(UserError, match="^rows.jsonl, line 1: no image file none.png$"):
-        run(scorer=WholeRowScorer(UserError(said)))
-
-
-WEIGHTS = (WeightedPart(name="accuracy", factors=("accuracy",), weight=0.5),)
-
-
-def test_parts_count_in_the_reward_as_their_weights_of_the_step_say():
-    samples, _, _ = run(settings=replace(SETTINGS, part_weights=WEIGHTS))
-    rewards = {sample.response: sample.scored for sample in samples}
-    assert rewards["2"] == Score(reward=2.5, score=1.0, parts={"accuracy": 1.0})
-    assert rewards["345"].reward == 0.0
-
-
-def test_weights_hold_for_what_scores_whole_groups_and_an_unknown_part_is_told_with_the_row():
-    with pytest.raises(UserError, match="^rows.jsonl, line 1: --reward.part_weights names accuracy, but .* are: none"):
-        run(scorer=WholeGroupScorer(), settings=replace(SETTINGS, part_weights=WEIGHTS))

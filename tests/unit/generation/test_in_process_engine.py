@@ -52,14 +52,6 @@ def test_requests_run_together_in_one_thread_and_outputs_come_when_a_sample_ends
 
 
 @both
-def test_a_sample_of_a_group_comes_as_soon_as_it_ends_and_the_others_go_on(own_thread):
-    async def run():
-        return await outputs_of(InProcessEngine(CountingEngine, own_thread=own_thread), "a", 2, 4, 2)
-
-    assert asyncio.run(run()) == [{0: [1]}, {1: [1]}, {2: [1]}, {0: [2]}, {2: [2]}, {1: [2, 3, 4]}]
-
-
-@both
 def test_outputs_come_per_token_where_the_request_asks_for_it_and_all_at_the_end_where_not(own_thread):
     async def run(output_per):
         engine = InProcessEngine(CountingEngine, own_thread=own_thread)
@@ -85,14 +77,6 @@ def test_a_call_waits_for_one_step_and_not_for_the_end_of_a_sample():
     assert 0 < steps < 100_000
     assert thread in counting.threads
     assert thread != threading.get_ident()
-
-
-def test_a_later_request_starts_the_steps_again():
-    async def run():
-        engine = in_own_thread(CountingEngine)
-        return await outputs_of(engine, "a", 2), await outputs_of(engine, "b", 1)
-
-    assert asyncio.run(run()) == ([{0: [1]}, {0: [2]}], [{0: [1]}])
 
 
 @both

@@ -6,7 +6,7 @@ import pytest
 import ray
 import torch
 
-from lmm_r1.data.sample import MediaRef, PlacedMedia, PlacedRef, media_before, placed
+from lmm_r1.data.sample import MediaRef, PlacedRef, media_before, placed
 from lmm_r1.generation import media_store
 
 
@@ -67,19 +67,3 @@ def test_each_object_of_a_pass_is_fetched_once_and_all_of_them_at_once(asked):
     assert media[0][0].tensors is media[2][0].tensors is media[4][0].tensors
     assert [media_before(row, 7) for row in media] == [media_before(row, 7) for row in rows]
     assert [media_before(row, 8) for row in media] == [media_before(row, 8) for row in rows]
-
-
-def test_the_next_pass_fetches_for_itself(asked):
-    rows = [(PlacedRef(0, put(1.0)),)]
-    (first,), (second,) = (media_store.fetched(rows) for _ in range(2))
-    assert asked == [["0"], ["0"]]
-    assert first[0].tensors is not second[0].tensors
-    assert media_before(first, 1) == media_before(second, 1), "it is the same group's"
-
-
-def test_tensors_of_this_process_are_taken_as_they_are(asked):
-    tensors = {"pixels": torch.ones(1)}
-    own = (PlacedMedia(3, tensors),)
-    assert media_store.fetched([tensors, None, own]) == [tensors, None, own]
-    assert asked == []
-    assert media_before(own, 4) == media_before(tensors, 1) == (id(tensors),)

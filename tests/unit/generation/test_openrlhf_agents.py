@@ -1,25 +1,21 @@
 """Files in OpenRLHF's form on a kit whose tokens are characters: what they are given, and what is made of what they return."""
 
-import asyncio
 import sys
-from dataclasses import replace
 from functools import partial
 
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterTokenizer
-from helpers.conversations import clip, message, row
-from helpers.scripted_engines import LIMITS, SETTINGS, TalkingEngine, play_group
+from helpers.conversations import message, row
+from helpers.scripted_engines import TalkingEngine, play_group
 from helpers.tables import table
 
-from lmm_r1.agents.openrlhf_agent import ExecutorAgent, StepAgent, agent_class, load_agent
+from lmm_r1.agents.openrlhf_agent import ExecutorAgent, agent_class, load_agent
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.episodes import EpisodeRollout
-from lmm_r1.generation.executors import CalledEngine, ExecutorRollout
-from lmm_r1.generation.request import EngineWeights, sampling_params
-from remote_rm.verifier import Score
+from lmm_r1.generation.executors import ExecutorRollout
+from lmm_r1.generation.request import EngineWeights
 
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
@@ -135,11 +131,6 @@ def play(agent, *turns, prompt=PROMPT, **more):
     return play_group(partial(rollout, environment=agent), engine, prompt, **more), engine
 
 
-class Judge:
-    async def reward(self, **request):
-        return Score(reward=float(request["response"] == "2"), score=1.0, parts={})
-
-
 def test_steps_are_turns_of_an_episode(agent):
     (sample,), engine = play(agent(STEPS), "5", "2")
     shown = [NEWLINE, ord("u"), *[PLACEHOLDER] * PATCHES, AFTER_IMAGE, END, NEWLINE, ord("a")]
@@ -189,17 +180,6 @@ def test_what_an_executor_returns_is_made_of_what_the_engine_read_and_generated(
     assert (parameters.n, parameters.max_tokens, parameters.stop_token_ids, parameters.logprobs) == (1, 4, [END], 1)
 
 
-def test_an_executor_may_keep_the_engine_and_call_it_from_other_threads(agent):
-    elsewhere = "part = None"
-    text = EXECUTES.replace(
-        "await self.engine.generate(ids, sampling_params, multi_modal_data=media)",
-        "await asyncio.to_thread(asyncio.run, self.engine.generate(ids, sampling_params, multi_modal_data=media))",
-    )
-    (sample,), engine = play(agent(text, CHANGED=elsewhere), *"5252", groups=2)
-    assert sample.token_ids == [*PROMPT_IDS, ord("5"), END, ord("!"), ord("2"), END]
-    assert len(engine.requests) == 4
-
-
 def test_images_of_the_row_and_of_later_prompts_are_trained_on(agent):
     stored = []
     processor = CharacterTokenizer()
@@ -210,20 +190,6 @@ def test_images_of_the_row_and_of_later_prompts_are_trained_on(agent):
     assert stored == [{"pixels": 1}, {"pixels": 1}]
     assert (sample.played.images, sample.played.said[1].text) == (1, "<image>!")
     assert [image.size for image in engine.requests[1][0]["multi_modal_data"]["image"]] == [IMAGE.size, (7, 7)]
-
-
-def test_an_evaluation_that_is_under_way_beside_training_takes_nothing_from_its_episodes(agent):
-    """With rollouts that are made ahead the engine has both; an executor may ask for no log-probs by itself."""
-    silent = LOOKS_AGAIN.replace("shown, ranges", "sampling_params.logprobs = None\n        shown, ranges")
-    stored = []
-    evaluation = replace(SETTINGS, logprobs=False, media=False)
-    processor = CharacterTokenizer()
-    given = {"prompt": PICTURED, "stored": stored, "processor": processor, "beside": evaluation}
-    (trained, measured), engine = play(agent(silent), *"5522", **given)
-    assert [parameters.logprobs for _, parameters in engine.requests] == [0] * 4
-    assert [segment.log_probs is not None for segment in trained.generated] == [True, True]
-    assert (len(trained.media), len(stored)) == (2, 2), "the row's picture and the one that was shown later"
-    assert (measured.log_probs, measured.media) == (None, ())
 
 
 class UpdatedEngine(TalkingEngine):
@@ -249,30 +215,6 @@ def test_each_token_that_an_executor_asks_for_has_the_version_of_the_weights_tha
     assert sample.weights == ((7, 3), (8, 1))
 
 
-def test_of_calls_that_gave_the_same_tokens_by_other_weights_each_is_taken_once():
-    sampling = SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=None)
-    asked = sampling_params(sampling, max_tokens=4, end_token_id=END, output_per="prompt")
-    weights = EngineWeights(version=7)
-
-    async def called() -> CalledEngine:
-        engine = CalledEngine(
-            TalkingEngine("5", "5"),
-            collapsed=list,
-            needed=lambda room: asked,
-            max_len=9,
-            guesses=False,
-            weights=weights,
-        )
-        await engine.generate([5, 6], asked)
-        weights.replaced({})
-        await engine.generate([5, 6], asked)
-        return engine
-
-    engine = asyncio.run(called())
-    versions = [engine.call_of([5, 6], [ord("5"), END]).weights for _ in range(3)]
-    assert versions == [((7, 2),), ((8, 2),), ((8, 2),)], "two episodes may have a turn in common"
-
-
 @pytest.mark.parametrize(
     ("code", "told"),
     table("generation/openrlhf_agents", "an_episode_that_is_not_what_was_generated_is_not_learnt_from"),
@@ -283,44 +225,6 @@ def test_an_episode_that_is_not_what_was_generated_is_not_learnt_from(agent, cap
     assert (sample.played.end, sample.masked) == ("failed", True)
     assert sample.token_ids == [*PROMPT_IDS, ord("7"), END]
     assert told in caplog.text
-
-
-def test_an_executor_beyond_the_limits_is_over_turn(agent):
-    (sample,), _ = play(agent(EXECUTES), "5", "2", limits=AgentConfig(max_turns=1))
-    assert (sample.played.end, sample.masked, len(sample.generated)) == ("turns", True, 2)
-
-
-def test_rewards_come_from_the_executor_or_from_a_judge(agent):
-    silent = {"CHANGED": "result['reward'] = None"}
-    with pytest.raises(UserError, match="execute returns no reward, and nothing else judges its episodes"):
-        play(agent(EXECUTES, **silent), "5", "2")
-    (sample,), _ = play(agent(EXECUTES, **silent), "5", "2", scorer=Judge())
-    assert (sample.scored.reward, sample.scored.parts["agent_reward"]) == (1.0, 0.0)
-    (sample,), _ = play(agent(EXECUTES), "5", "2", scorer=Judge())
-    assert (sample.scored.reward, sample.scored.parts["agent_reward"]) == (2.5, 1.5)
-
-
-def test_an_executor_that_takes_no_images_is_given_none_and_gets_no_row_with_one(agent):
-    blind = agent(EXECUTES.replace(", images=None):", "):\n        images = None"))
-    (sample,), _ = play(blind, "5", "2")
-    assert sample.played.end == "over"
-    with pytest.raises(UserError, match="has no parameter images; add it, or leave such rows out"):
-        play(blind, "5", "2", prompt=PICTURED, limits=LIMITS)
-
-
-def test_an_executor_gets_no_row_with_a_video(agent):
-    filmed = row(message("user", clip(2, 56, 56), "?"), answer="2")
-    with pytest.raises(
-        UserError, match="the row has a video, and OpenRLHF's form of agents, .* hands on images alone"
-    ):
-        play(agent(EXECUTES), "5", "2", prompt=filmed)
-
-
-def test_files_are_told_apart(agent):
-    assert isinstance(agent(STEPS), StepAgent)
-    assert isinstance(agent(EXECUTES), ExecutorAgent)
-    override = "\n    async def execute(self, **given):\n        return await super().execute(**given)\n"
-    assert isinstance(agent(STEPS + override), ExecutorAgent)
 
 
 @pytest.mark.parametrize(
@@ -344,19 +248,3 @@ def test_what_is_wrong_with_a_file_is_told(agent, text, said):
         agent(text)
     with pytest.raises(UserError, match="no such file"):
         agent_class("/nowhere/agent.py")
-
-
-def test_a_function_judges_the_group_of_an_executor_at_once(agent):
-    class Function:
-        async def rewards(self, batch):
-            return [Score(reward=float(len(item.query)), score=0.0, parts={}) for item in batch]
-
-        async def check_health(self):
-            """Nothing can be down."""
-
-        async def close(self):
-            """Nothing is open."""
-
-    (sample,), _ = play(agent(EXECUTES), "5", "2", scorer=Function())
-    # The prompt has 12 characters with its <end>, the turns 6 each with theirs, and one stands between them.
-    assert sample.scored.reward == 25 + 1.5

@@ -49,20 +49,6 @@ def test_pictures_are_no_larger_than_the_policy_saw_them_and_keep_their_box(stor
     assert (kept.source.size, kept.cut) == ((20, 10), cut)
 
 
-def test_a_picture_that_cannot_be_read_again_costs_the_run_nothing(store, caplog):
-    (sent,) = put_pictures([episode(Said("user", "<image>", (ImagePart("/gone.png"),)))])
-    assert fetch_pictures(sent).played.said == (Said("user", "<image>"),)
-    assert "rows.jsonl, line 1: a picture of an episode cannot be read again" in caplog.text
-
-
-def test_an_episode_without_pictures_is_sent_as_it_is(store):
-    sample = episode(Said("assistant", "2"))
-    (sent,) = put_pictures([sample])
-    assert sent is sample
-    assert fetch_pictures(sent) is sample
-    assert store == {}
-
-
 def test_pictures_that_are_lost_with_their_engine_are_told_and_left_out(store, monkeypatch, caplog):
     (sent,) = put_pictures([episode(*SAID)])
 

@@ -16,7 +16,7 @@ from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.request import sampling_params
-from lmm_r1.generation.turns import LOGIT_BIASES, as_asked
+from lmm_r1.generation.turns import as_asked
 from lmm_r1.rl.rollouts import with_all_logs
 
 PROMPT = row(message("user", "1+1?"), answer="2")
@@ -95,12 +95,6 @@ def test_images_stand_where_the_text_has_their_marks():
     assert (sample.played.images, sample.played.said[1].text) == (1, "\nu<image></image><end>\na")
 
 
-def test_a_mark_without_an_image_costs_that_episode_alone(caplog):
-    (sample,), _ = play(Raw(raw("\x02")), "5")
-    assert (sample.played.end, sample.token_ids) == ("failed", [*PROMPT_IDS, ord("5"), END])
-    assert "1 marks for 0 images" in caplog.text
-
-
 def test_an_episode_may_open_with_a_text_of_its_own():
     prompt = row(message("user", IMAGE, "1+1?"), answer="2")
     stored = []
@@ -116,28 +110,11 @@ def test_an_episode_may_open_with_a_text_of_its_own():
     assert sample.played.said[0] == Said("user", "u<image></image>2?<end>\na")
 
 
-@pytest.mark.parametrize("opens", [lambda text: "\x02", lambda text: "x" * 90, lambda text: 1 / 0])
-def test_what_cannot_be_opened_with_is_one_turn_to_the_row_whose_environment_failed(opens, caplog):
-    (sample,), engine = play(Raw(OVER, opens=opens), "5")
-    assert (sample.played.end, sample.masked, engine.prompts) == ("failed", True, [PROMPT_IDS])
-    assert sample.token_ids == [*PROMPT_IDS, ord("5"), END]
-    assert caplog.records
-
-
 def test_a_row_of_plain_text_goes_to_the_tokenizer_as_it_stands():
     environment = Raw(raw("!"), OVER)
     (sample,), _ = play(environment, "5", "2", prompt=replace(PROMPT, plain=True))
     assert environment.prompts == ["1+1?"]
     assert sample.token_ids == [*b"1+1?5", END, ord("!"), ord("2"), END]
-
-
-def test_limits_are_those_of_any_environment():
-    (sample,), _ = play(Raw(*[raw("!")] * 4), *"5555")
-    assert (sample.played.end, len(sample.generated), sample.masked) == ("turns", 4, True)
-    (sample,), _ = play(Raw(raw("x" * 80)), "5")
-    assert (sample.played.end, sample.masked) == ("tokens", True)
-    (sample,), _ = play(Raw(raw("\x02\x03\x02\x03\x02\x03", IMAGE, IMAGE, IMAGE)), "5")
-    assert (sample.played.end, sample.masked) == ("images", True)
 
 
 def test_an_environment_says_what_turns_are_sampled_by():
@@ -166,40 +143,6 @@ def test_what_training_needs_goes_before_what_an_agent_asks_for():
     assert (as_asked(changed, needed=needed).stop, as_asked(changed, needed=needed).detokenize) == (["."], True)
 
 
-def test_a_logit_bias_of_more_tokens_than_vllm_takes_on_gpus_is_refused():
-    needed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response")
-    most = dict.fromkeys(range(LOGIT_BIASES), 1.0)
-    assert as_asked(SamplingParams(logit_bias=most), needed=needed).logit_bias == most
-    more = SamplingParams(logit_bias=most | {LOGIT_BIASES: 1.0})
-    with pytest.raises(
-        UserError, match="give logit_bias for 1,025 tokens, and vLLM takes 1,024; leave some of them out"
-    ):
-        as_asked(more, needed=needed)
-
-
-def test_so_many_tokens_are_what_vllms_sampler_on_gpus_takes():
-    from vllm.v1.worker.gpu.sample import logit_bias
-
-    assert logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS == LOGIT_BIASES
-
-
-@pytest.mark.parametrize("asked", [SamplingParams(min_p=0.1), SamplingParams(logit_bias={8: 2.0})])
-def test_what_would_not_hold_for_guessed_tokens_is_told(asked):
-    needed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response")
-    assert as_asked(asked, needed=needed).min_p == asked.min_p
-    with pytest.raises(
-        UserError, match="which vLLM does not apply to tokens that it guesses; leave them out, or --vllm"
-    ):
-        as_asked(asked, needed=needed, engine_guesses=True)
-
-
-@pytest.mark.parametrize(("asked", "said"), [({"temperature": 1}, "are a dict"), (None, "are a NoneType")])
-def test_what_is_no_vllm_parameters_is_told(asked, said):
-    needed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response")
-    with pytest.raises(UserError, match=said):
-        as_asked(asked, needed=needed)
-
-
 def test_what_some_episodes_log_is_a_part_of_all_of_a_step_and_their_score_is_their_own():
     first, _ = play(
         Raw(raw("!", logs={"seen": 1.0}), Answered(rewards={"step": 2.0}, logs={"seen": 3.0}, score=0.5)), "5", "5"
@@ -209,14 +152,6 @@ def test_what_some_episodes_log_is_a_part_of_all_of_a_step_and_their_score_is_th
     assert [sample.scored.parts["agent/seen"] for group in groups for sample in group] == [3.0, 0.0]
     assert [(sample.scored.reward, sample.scored.score) for (sample,) in groups] == [(2.0, 0.5), (1.0, 1.0)]
     assert with_all_logs([second]) == [second]
-
-
-def test_a_row_of_plain_text_is_refused_where_turns_are_messages():
-    class Talking(Raw):
-        raw = False
-
-    with pytest.raises(UserError, match="add --data.apply_chat_template"):
-        play(Talking(OVER), "5", prompt=replace(PROMPT, plain=True), limits=LIMITS)
 
 
 def test_an_environment_that_takes_too_long_to_show_a_row_stops_the_run_by_its_place():

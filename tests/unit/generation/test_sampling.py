@@ -31,11 +31,6 @@ def for_training(max_tokens: int, **settings: bool) -> SamplingParams:
     return sampling_params(sampling, max_tokens=max_tokens, end_token_id=5, output_per="response", **settings)
 
 
-def test_log_probs_are_returned_only_where_asked_for():
-    parameters = for_training(1, logprobs=False, ignore_eos=False)
-    assert parameters.logprobs is None
-
-
 def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
     parameters = for_training(7, logprobs=False, ignore_eos=True)
     assert parameters.ignore_eos
@@ -43,30 +38,6 @@ def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
     parameters.update_from_generation_config({"eos_token_id": [5, 6]}, eos_token_id=5)
     assert parameters.stop_token_ids == []
     assert parameters.eos_token_id is None
-
-
-def test_outside_of_training_responses_come_whole_and_without_log_probs():
-    parameters = sampling_params(
-        SamplingSettings(n_samples=2, temperature=0.5, top_p=1.0, max_new_tokens=9),
-        max_tokens=7,
-        end_token_id=5,
-        output_per="prompt",
-    )
-    assert parameters.output_kind is RequestOutputKind.FINAL_ONLY
-    assert (parameters.n, parameters.temperature, parameters.max_tokens, parameters.logprobs) == (2, 0.5, 7, None)
-    assert parameters.stop_token_ids == [5]
-    assert parameters.logit_bias is None
-    assert parameters.seed is None
-
-
-def test_for_a_chat_every_token_comes_by_itself():
-    parameters = sampling_params(
-        SamplingSettings(n_samples=1, temperature=0.5, top_p=1.0, max_new_tokens=7),
-        max_tokens=7,
-        end_token_id=5,
-        output_per="token",
-    )
-    assert (parameters.output_kind, parameters.stream_interval) == (RequestOutputKind.DELTA, None)
 
 
 def test_the_likeliest_tokens_alone_are_sampled_where_asked_for():

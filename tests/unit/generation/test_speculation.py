@@ -45,22 +45,3 @@ def test_banned_tokens_are_out_at_every_position_and_no_bias_brings_them_back(dt
     assert model.compute_logits(None) is None
     worker.ban_tokens([0])
     assert model.compute_logits(torch.ones(1, 4, dtype=dtype)).tolist() == [[-inf, 1.0, 1.0, 1.0]]
-
-
-def test_the_ban_holds_in_both_model_runners_and_behind_the_wrapper_of_cuda_graphs():
-    """vLLM's runners call `self.model.compute_logits`; the older one unwraps the model that the ban is for."""
-    from vllm.compilation.cuda_graph import CUDAGraphWrapper
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as NewRunner
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as OldRunner
-
-    model = Model()
-    wrapper = object.__new__(CUDAGraphWrapper)
-    wrapper.runnable, wrapper.is_debugging_mode = model, False
-    for runner, held in ((OldRunner, wrapper), (OldRunner, model), (NewRunner, model)):
-        worker = TokenBan()
-        worker.model_runner, worker.device = object.__new__(runner), torch.device("cpu")
-        worker.model_runner.model = held
-        worker.ban_tokens([1])
-        assert worker.model_runner.model.compute_logits(torch.ones(1, 3)).tolist() == [[1.0, -torch.inf, 1.0]]
-        vars(model).clear()
-        model.__init__()

@@ -6,7 +6,6 @@ import pytest
 
 from lmm_r1.agents.environment import TurnOptions
 from lmm_r1.config.shared import ThoughtConfig
-from lmm_r1.data.sample import Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.request import Response
 from lmm_r1.generation.turns import TurnPieces, TurnSettings, tokens_before
@@ -92,14 +91,6 @@ def test_a_thought_that_is_too_long_is_ended_and_the_turn_goes_on():
     assert (told(forced)[2], forced.finish_reason) == (("generated", "5<end>"), "stop")
 
 
-def test_a_thought_that_ends_in_time_is_not_cut():
-    forced = turn(max_tokens=9)
-    forced.add(thought_end("12"))
-    assert (told(forced), forced.max_tokens) == ([("generated", "12</t>")], 40 - 6)
-    forced.add(piece("5", ended=True))
-    assert told(forced) == [("generated", "12</t>5<end>")]
-
-
 def test_both_bounds_count_what_was_appended():
     forced = turn(continuations=5, max_tokens=10, continue_with="Wait")
     forced.add(thought_end("123"))
@@ -131,12 +122,6 @@ def test_a_thought_is_cut_where_an_answer_has_room(room, appended):
     assert forced.finish_reason == (None if appended else "length")
 
 
-def test_a_thought_that_fills_its_turn_ends_it():
-    forced = turn(room=6, max_tokens=6)
-    forced.add(piece("123456"))
-    assert (told(forced), forced.finish_reason) == ([("generated", "123456")], "length")
-
-
 @pytest.mark.parametrize("last", [piece("12", ended=True), piece("12</a>", stop_text="</a>")])
 def test_a_turn_that_ends_in_its_thought_is_over(last):
     forced = turn(stops=("</a>",), continuations=2, max_tokens=30)
@@ -158,19 +143,6 @@ def test_ids_stay_up_to_the_first_that_holds_some_of_the_end():
     assert tokens_before("</t>", [*ids_of("12"), DOT_OPEN, *ids_of("/t>")], text_of=text_of) == 2
     assert tokens_before("</t>", ids_of("</t>"), text_of=text_of) == 0
     assert tokens_before("</t>", ids_of("12"), text_of=text_of) == 2
-
-
-def test_a_thought_that_ends_at_once_leaves_no_piece():
-    forced = turn(continuations=1)
-    forced.add(thought_end(""))
-    assert told(forced) == [("observation", "Wait")]
-
-
-def test_log_probs_that_were_not_asked_for_are_none():
-    forced = turn(continuations=1)
-    forced.add(Response(token_ids=ids_of("5</t>"), finish_reason="stop", stop_text="</t>"))
-    forced.add(Response(token_ids=[5, END], finish_reason="stop"))
-    assert [segment.log_probs for segment in forced.segments] == [None, None, None]
 
 
 def test_a_constrained_turn_is_one_piece_that_the_loss_leaves_out():
@@ -206,8 +178,3 @@ def test_a_turns_own_options_come_first():
 def test_options_that_contradict_one_another_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         TurnOptions(**options)
-
-
-def test_a_segment_that_was_not_sampled_is_not_constrained():
-    with pytest.raises(AssertionError, match="was not sampled"):
-        Segment(kind="observation", token_ids=(1,), constrained=True)

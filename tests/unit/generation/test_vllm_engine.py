@@ -70,33 +70,6 @@ def test_rows_come_as_they_end_and_a_bad_one_stops_no_other(load):
     assert counting.aborted == []
 
 
-def test_all_samples_of_a_row_come_together(load):
-    sampling = SamplingSettings(n_samples=3, temperature=1.0, top_p=1.0, max_new_tokens=9)
-    counting = CountingEngine(lambda prompt: [2, 5, 3])
-    [outcome] = load(counting).respond(questions("?"), sampling)
-    assert [completion.num_tokens for completion in outcome.completions] == [2, 5, 3]
-    assert [params.max_tokens for _, params in counting.requests.values()] == [9]
-
-
-def test_the_next_row_is_in_the_engine_before_its_next_step(load):
-    counting = CountingEngine(lambda prompt: [5])
-    engine = load(counting)
-    engine.responses = 4
-    assert len(list(engine.respond(questions(*"abcdefghijkl"), ONE))) == 12
-    assert counting.most_at_once == 4
-    assert counting.steps == 5 * 12 / 4, "the engine was never without 4 responses"
-
-
-def test_rows_are_read_as_they_are_needed(load):
-    rows = iter(questions(*"abcdef"))
-    engine = load(CountingEngine(lambda prompt: [3]))
-    engine.responses = 2
-    outcomes = engine.respond(rows, ONE)
-    assert next(outcomes).index in (0, 1)
-    assert len(list(rows)) >= 2
-    outcomes.close()
-
-
 def test_leaving_early_aborts_what_runs(load):
     counting = CountingEngine(lambda prompt: [length(prompt) ** 2])
     engine = load(counting)
@@ -161,17 +134,6 @@ def test_an_answer_that_is_to_stop_stops_before_the_next_step(load):
     assert counting.steps == 7
 
 
-def test_what_the_reader_of_an_answer_raises_ends_it(load):
-    counting = CountingEngine(lambda prompt: [1000])
-
-    def gone(text: str) -> None:
-        raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        load(counting).stream(row(message("user", "?")), ONE, on_text=gone, should_stop=lambda: False)
-    assert len(counting.aborted) == 1
-
-
 def test_an_interrupt_leaves_no_request_behind_and_nothing_for_asyncio_to_tell(load, caplog, monkeypatch):
     counting = CountingEngine(lambda prompt: [50])
     engine = load(counting)
@@ -188,14 +150,3 @@ def test_an_interrupt_leaves_no_request_behind_and_nothing_for_asyncio_to_tell(l
     engine.close()
     assert counting.left == {}
     assert not caplog.records
-
-
-def test_an_engine_can_be_closed_while_responses_are_under_way(load):
-    counting = CountingEngine(lambda prompt: [length(prompt) ** 2])
-    engine = load(counting)
-    outcomes = engine.respond(questions("a", "a longer one"), ONE)
-    next(outcomes)
-    engine.close()
-    outcomes.close()
-    assert counting.left == {}
-    assert not counting.running

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-from lmm_r1.generation import weight_bucket, worker_extension
+from lmm_r1.generation import weight_bucket
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, handle_of, opened, slots_of, weights_in
 from lmm_r1.generation.worker_extension import BucketWeights
 
@@ -76,15 +75,6 @@ def test_a_worker_loads_what_the_trainer_broadcasts(monkeypatch):
     assert all(torch.equal(loaded[name], weight) for name, weight in WEIGHTS.items())
 
 
-def test_a_worker_opens_the_buffer_of_its_own_gpu(monkeypatch):
-    made, loaded = worker()
-    slots = slots_of(WEIGHTS)
-    monkeypatch.setattr(worker_extension, "get_physical_gpu_id", lambda: "GPU-1")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    made.open_bucket(slots, {"GPU-0": b"another GPU's, which nobody reads", "GPU-1": handle_of(filled(slots))})
-    assert all(torch.equal(loaded[name], weight) for name, weight in WEIGHTS.items())
-
-
 def named(*arguments: Any) -> tuple[Any, ...]:
     """In the place of PyTorch's function, which needs a GPU."""
     return arguments
@@ -96,21 +86,3 @@ def test_a_buffer_on_a_gpu_is_opened_under_the_number_that_the_worker_has_for_it
     handle = handle_of(torch.empty(1))
     # Where PyTorch has the device's number.
     assert opened(handle, device=torch.device("cuda:3")) == ("a", "b", "c", "d", "e", "f", 3, "h")
-
-
-def test_weights_of_another_type_than_the_engines_are_not_taken():
-    made, loaded = worker()
-    weights = {"odd": torch.ones(2)}
-    slots = slots_of(weights)
-    with pytest.raises(AssertionError, match="computes in torch.bfloat16, and gets {'odd': torch.float32}"):
-        made._load(empty_buffer(slots, device=CPU), slots)
-    assert not loaded
-
-
-def test_the_device_stands_at_the_place_that_a_worker_replaces():
-    """PyTorch's own order of what a CUDA tensor is rebuilt of."""
-    import inspect
-
-    from torch.multiprocessing.reductions import rebuild_cuda_tensor
-
-    assert list(inspect.signature(rebuild_cuda_tensor).parameters)[6] == "storage_device"

@@ -11,13 +11,12 @@ from helpers.sessions import session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig
-from lmm_r1.config.shared import LoraConfig
 from lmm_r1.config.supervised import KDConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host import strategy
 from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.host.strategy import make_strategy
-from lmm_r1.models.loading import LoadSettings, load_settings, rl_settings, trained_settings
+from lmm_r1.models.loading import LoadSettings, load_settings, trained_settings
 from lmm_r1.rl import workers
 from lmm_r1.supervised import models
 
@@ -138,12 +137,6 @@ def test_a_model_that_is_not_trained_is_loaded_and_offloaded_as_its_flags_say(ro
     assert prepared(role, LOADED, monkeypatch).settings["ds_config"] == "offloaded: False"
 
 
-def test_log_probs_are_those_of_the_temperature_that_is_sampled_with(monkeypatch):
-    flags = {"rollout.temperature": 0.5}
-    policy, _ = prepared("actor", flags, monkeypatch)
-    assert policy.settings["temperature"] == prepared("ref", flags, monkeypatch).settings["temperature"] == 0.5
-
-
 def test_critic_and_reward_model_have_a_head_of_this_name_and_normalize_where_asked(monkeypatch):
     flags = {"ds.value_head_prefix": "v_head", "reward.normalize_enable": True}
     critic, _ = prepared("critic", flags, monkeypatch)
@@ -193,12 +186,6 @@ def test_deepspeed_is_told_what_the_flag_says(flag, config_class):
     default = make_strategy(config_class()).get_ds_train_config()
     changed = dotted.replace(config_class(), {flag: value})
     assert told(make_strategy(changed).get_ds_train_config()) == value != told(default)
-
-
-def test_tensor_parallelism_is_deepspeeds():
-    config = dotted.replace(SFTConfig(), {"ds.tensor_parallel_size": 2, "ds.param_dtype": "bf16"})
-    told = make_strategy(config).get_ds_train_config()
-    assert told["tensor_parallel"]["autotp_size"] == 2
 
 
 class Initialized(Exception):
@@ -271,43 +258,3 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
             make_strategy(config).setup_distributed()
         monkeypatch.setenv("LOCAL_RANK", "0")
     assert calls == [("seed", 7), ("device", 3), ("deterministic", 8), ("device", 0)]
-
-
-def test_settings_of_a_run_reach_its_models(monkeypatch):
-    flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": False}
-    flags |= {"ds.image_cache_gib": 0.5, "actor.gradient_checkpointing_layers": 7, "ds.param_dtype": "fp32"}
-    flags |= {
-        "ds.lora.rank": 3,
-        "ds.lora.use_dora": True,
-        "ds.lora.use_rslora": True,
-        "actor.freeze_visual_encoder": True,
-    }
-    config = dotted.replace(PPOConfig(), flags)
-    for name, worker in WORKERS.items():
-        role, trained = worker.role, name in ("actor", "critic")
-        found = prepared(name, flags, monkeypatch)
-        [settings] = [given for given in (found[0] if trained else found).names if isinstance(given, LoadSettings)]
-        assert settings == rl_settings(config, role)
-        assert (settings.freeze_prefix, settings.max_len, settings.use_liger_kernel) == (("lm_head.",), 77, False)
-        assert (settings.image_cache_gib, settings.trained) == (0.5, trained)
-        # What is not trained has no adapters and no backward pass.
-        assert settings.lora == (config.ds.lora if trained else LoraConfig())
-        assert settings.checkpointed_layers == (7 if trained else None)
-        # A reference may be a model without a vision tower.
-        assert settings.freeze_visual_encoder is (role != "reference")
-
-
-@pytest.mark.parametrize(
-    ("flags", "again"),
-    [
-        ({}, False),
-        ({"train.num_episodes": 2}, True),
-        ({"actor.freeze_visual_encoder": True}, True),
-        ({"ds.lora.rank": 4}, True),
-        ({"train.max_epochs": 4}, False),
-    ],
-)
-def test_a_model_that_is_not_trained_keeps_features_that_it_may_use_again(flags, again):
-    config = dotted.replace(PPOConfig(), {"ds.image_cache_gib": 0.5, "ds.param_dtype": "fp32", **flags})
-    assert rl_settings(config, "reference").image_cache_gib == 0.5 * again
-    assert rl_settings(config, "policy").image_cache_gib == 0.5

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from vllm.distributed import parallel_state
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.errors import UserError
-from lmm_r1.generation import vllm_engine
 from lmm_r1.generation.ray_engines import ENGINE_DTYPES
 from lmm_r1.host import strategy
 from lmm_r1.host.strategy import make_strategy, split_groups
@@ -26,11 +24,6 @@ def test_members_get_groups_of_their_own_at_their_rate_and_keep_the_rest_of_thei
         {"params": [vision], "weight_decay": 0.1, "lr": 5e-4},
         {"params": [bias], "weight_decay": 0.0},
     ]
-
-
-def test_a_group_of_members_only_leaves_no_empty_group():
-    vision = torch.nn.Parameter(torch.zeros(1))
-    assert split_groups([{"params": [vision]}], members={id(vision)}, lr=1.0) == [{"params": [vision], "lr": 1.0}]
 
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
@@ -102,12 +95,6 @@ def test_adam_is_pytorchs_but_for_a_built_one_on_the_cpu(
     assert said == ([f"{slower}which is slower"] if reason and offload else [])
 
 
-def test_a_build_that_does_not_end_is_given_up(monkeypatch):
-    monkeypatch.setattr(strategy, "_BUILD", "import time; time.sleep(600)")
-    monkeypatch.setattr(strategy, "BUILD_SECONDS", 1)
-    assert strategy.why_not_built() == "its build took more than 1 s"
-
-
 @pytest.fixture
 def joining(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A run's strategy sets up a real group of one process, and nothing else."""
@@ -152,11 +139,3 @@ def test_after_a_failure_nccl_waits_for_no_other_process(failed, backend, proces
         strategy.leave_group(failed=failed)
         assert dist.is_initialized() == bool(aborts), "aborting is all that is done then"
     assert len(aborted) == aborts
-
-
-def test_an_engine_in_this_process_leaves_its_group_at_the_end_of_it(tmp_path):
-    parallel_state.init_distributed_environment(1, 0, f"file://{tmp_path / 'store'}", 0, "gloo")
-    assert dist.is_initialized()
-    vllm_engine._leave_group()
-    assert not dist.is_initialized()
-    vllm_engine._leave_group()

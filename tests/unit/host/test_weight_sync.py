@@ -36,14 +36,6 @@ def test_groups_fill_a_bucket_up_to_its_limit_and_a_large_one_is_by_itself():
     assert buckets([], weights, limit=12) == []
 
 
-def test_a_weight_of_which_zero_3_left_a_part_here_counts_whole():
-    weights = {name: Parameter(torch.zeros(1)) for name in "ab"}
-    for weight in weights.values():
-        weight.ds_numel = 3
-    assert buckets([group("a"), group("b")], weights, limit=23) == [[group("a")], [group("b")]]
-    assert buckets([group("a"), group("b")], weights, limit=24) == [[group("a"), group("b")]]
-
-
 def test_weights_are_written_to_memory_where_they_fit_and_else_among_the_temporary_files(tmp_path, monkeypatch):
     (tmp_path / "shm").mkdir()
     monkeypatch.setattr(weight_sync, "MEMORY", tmp_path / "shm")
@@ -96,12 +88,6 @@ def test_the_engines_wait_before_rank_0_broadcasts_and_it_waits_for_them_after(m
     assert all(torch.equal(weight, SENT[name]) for name, weight in weights_in(buffer, slots))
 
 
-def test_other_ranks_broadcast_nothing(monkeypatch):
-    calls = Calls(monkeypatch, rank=1)
-    BroadcastChannel(calls.engines, None).send(SENT)
-    assert calls.made == []
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_rank_shares_its_buffer_and_keeps_it_until_the_engines_have_read_it(monkeypatch, rank):
     calls = Calls(monkeypatch, rank=rank)
@@ -147,27 +133,6 @@ class RayCollective:
 
 
 THROUGH_RAY = dotted.replace(PPOConfig(), {"vllm.tensor_parallel_size": 2, "vllm.sync_with_ray": True})
-
-
-def test_trainer_and_engines_join_one_group_of_rays(monkeypatch):
-    """Upstream's own method on the engines' side."""
-    played = RayCollective(monkeypatch)
-    asked: list[tuple[tuple, dict]] = []
-    engine = SimpleNamespace(
-        init_process_group=SimpleNamespace(remote=lambda *given, **settings: asked.append((given, settings)))
-    )
-    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("ray.get", lambda refs: refs)
-    join_engines([engine, engine], THROUGH_RAY)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    for given, settings in asked:
-        # Its two workers.
-        for rank in range(2):
-            monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-            worker = BucketWeights()
-            worker.init_process_group(*given, **settings)
-            assert (worker._model_update_with_ray, worker._model_update_group) == (True, "openrlhf")
-    assert played.joined == [(5, rank, "nccl", "openrlhf") for rank in range(5)]
 
 
 def test_weights_through_ray_reach_every_engine_bit_by_bit(monkeypatch):

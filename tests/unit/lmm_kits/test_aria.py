@@ -3,16 +3,12 @@
 import shutil
 from types import SimpleNamespace
 
-import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
-from helpers.passes import next_log_probs
 from helpers.tiny_models import encode, make_actor
-from transformers import AriaConfig, AriaForConditionalGeneration
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
-from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.aria.engine_model import patch_positions
 
@@ -62,20 +58,6 @@ def test_the_engine_looks_up_the_positions_of_the_training_forward_and_vllm_alon
     assert differing == [49, 58], "vLLM has changed: does the engine's class still need positions of its own?"
 
 
-def test_patch_positions_are_the_same_in_bf16(folder):
-    full = mask_of(20, 20, side=20)
-    arguments = {"attn_implementation": "sdpa", "trust_remote_code": False}
-    exact, rounded = (
-        KIT.load_model(str(folder), dtype=dtype, **arguments).model.vision_tower.embeddings
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    expected = looked_up(exact, full, dtype=torch.float32)
-    assert expected.tolist() == [list(range(20 * 20))]
-    assert torch.equal(looked_up(rounded, full, dtype=torch.bfloat16), expected)
-    stock = AriaForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).model.vision_tower.embeddings
-    assert not torch.equal(looked_up(stock, full, dtype=torch.bfloat16), expected), "transformers rounds no longer"
-
-
 def test_a_padded_image_agrees_with_the_engine_only_as_its_vision_tower_does_not_see_the_padding(
     folder, processor, tmp_path
 ):
@@ -115,41 +97,3 @@ def test_an_image_becomes_one_square_whose_shorter_side_is_never_below_336_pixel
         assert encoded.media["pixel_values"].shape == (1, 3, 980, 980)
         assert encoded.media["pixel_mask"].sum().item() == height * 980
         assert encoded.media["pixel_mask"][0, :height].all()
-
-
-def test_every_expert_and_the_router_learn(folder, processor):
-    actor = make_actor(folder)
-    encoded = encode(KIT, processor, [message("user", picture(56, 56), "Which digit does this show? " * 10)])
-    sequences = torch.tensor([encoded.token_ids])
-    next_log_probs(actor, sequences, attention_mask=torch.ones_like(sequences), media=[encoded.media]).sum().backward()
-    untrained = set()
-    for name, weight in actor.model.named_parameters():
-        if weight.grad is None:
-            untrained.add(name)
-        elif ".experts.fc" in name:
-            assert (weight.grad.abs().amax(dim=(1, 2)) > 0).all(), name
-        else:
-            assert torch.count_nonzero(weight.grad), name
-    prefix = "model.vision_tower.post_layernorm."
-    assert untrained == {prefix + "weight", prefix + "bias"}
-    assert KIT.untrained_prefixes == (prefix,)
-
-
-def test_a_way_to_compute_experts_that_there_is_not_is_refused_with_its_flag(folder):
-    assert make_actor(folder, experts_implementation="eager")
-    with pytest.raises(UserError, match="--ds.experts_implementation grouped_mm"):
-        make_actor(folder, experts_implementation="grouped_mm")
-
-
-def test_the_released_models_filler_is_its_smaller_image():
-    # 490 pixels in patches of 14 are 35 x 35 = 1225, which become 128 placeholders.
-    config = AriaConfig(vision_config={"image_size": 980, "patch_size": 14}, image_token_index=9)
-    ids, media = KIT.filler_media(config)
-    assert ids == [9] * 128
-    assert media["pixel_values"].shape == (1, 3, 490, 490)
-    assert media["pixel_mask"].all()
-
-
-def test_the_layer_of_experts_is_found_by_its_class(folder):
-    classes = {type(module).__name__ for module in make_actor(folder).model.modules()}
-    assert set(KIT.zero3_leaf_classes) <= classes

@@ -1,5 +1,4 @@
 import json
-import pickle
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -64,21 +63,6 @@ def test_parts_are_loaded_when_asked_for_and_once(asked):
 def test_code_of_a_checkpoint_is_not_run_unless_asked_for(asked):
     assert Checkpoint("m").processor
     assert asked == ["load_processor m False"]
-
-
-def test_two_of_one_path_are_equal_whatever_was_loaded(asked):
-    loaded = Checkpoint("m")
-    assert loaded.config
-    assert loaded == Checkpoint("m")
-    assert loaded != Checkpoint("m", trust_remote_code=True)
-
-
-def test_it_loads_what_its_kit_loads(tiny_checkpoint):
-    path = str(tiny_checkpoint("llm"))
-    model = Checkpoint(path)
-    assert model.kit is get_kit("llm")
-    assert model.banned_token_ids == model.kit.banned_token_ids(model.config, model.tokenizer)
-    assert pickle.loads(pickle.dumps(model)) == model
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):

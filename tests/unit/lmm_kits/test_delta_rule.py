@@ -1,8 +1,5 @@
 """The gated delta rule over trees of segments against the rule token by token, and its convolution."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn.functional import conv1d, pad
@@ -10,14 +7,11 @@ from torch.nn.functional import conv1d, pad
 from lmm_r1.lmm_kits.delta_rule import (
     CHUNK,
     Borders,
-    ChunkTree,
     SegmentTree,
     convolved_at_borders,
     gated_delta_rule,
     one_token_each,
-    state_numbers,
 )
-from lmm_r1.models.packed import linear_attention
 from lmm_r1.models.packed.linear_attention import by_depth
 
 EXACT = {"atol": 1e-12, "rtol": 0}
@@ -80,18 +74,6 @@ def test_each_segment_and_its_gradients_are_those_of_the_sequence_by_itself(leng
         torch.testing.assert_close(mine, theirs, **EXACT)
 
 
-def test_the_size_of_chunks_does_not_matter():
-    tree = tree_of(CASES[0])
-    inputs = inputs_of(tree.length)
-    results = []
-    for size in (1, 16, CHUNK, 64, 1024):
-        tree = tree_of(CASES[0])
-        tree.__dict__["chunks"] = ChunkTree.of(tree, size=size)
-        results.append(gated_delta_rule(*inputs, tree)[0])
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], **EXACT)
-
-
 def test_sequences_go_on_from_given_states_in_chunks_and_token_by_token():
     inputs = inputs_of(40)
     _, before = gated_delta_rule(*(part[:38] for part in inputs), tree_of((20, 18), (None, None)))
@@ -103,20 +85,6 @@ def test_sequences_go_on_from_given_states_in_chunks_and_token_by_token():
         for mine, kept in ((outputs, states), (each, after)):
             torch.testing.assert_close(mine[place], expected[0], **EXACT)
             torch.testing.assert_close(kept[place], state, **EXACT)
-
-
-def test_half_precision_is_summed_in_single_precision():
-    tree = tree_of((64, *(8,) * 32), (None, *(0,) * 32))
-    exact = inputs_of(tree.length)
-    halves = [part.detach().bfloat16().requires_grad_() for part in exact]
-    outputs, states = gated_delta_rule(*halves, tree)
-    assert states.dtype == torch.float32
-    singles = [part.detach().float().requires_grad_() for part in halves]
-    theirs, _ = gated_delta_rule(*singles, tree)
-    assert torch.equal(outputs, theirs)
-    pairs = zip(torch.autograd.grad(outputs.sum(), halves), torch.autograd.grad(theirs.sum(), singles), strict=True)
-    # Each gradient is rounded once.
-    assert all(torch.equal(mine, theirs.bfloat16()) for mine, theirs in pairs)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 5])
@@ -162,27 +130,3 @@ def test_flash_linear_attentions_function_is_called_once_per_depth_with_the_stat
     ):
         torch.testing.assert_close(mine, exact, **EXACT)
     assert calls == [{"output_final_state": True, "use_qk_l2norm_in_kernel": True}] * 3
-
-
-def test_the_numbers_of_a_state_are_a_matrix_per_head_and_the_inputs_of_the_convolution():
-    text = SimpleNamespace(
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=6,
-        linear_key_head_dim=8,
-        linear_value_head_dim=16,
-        linear_conv_kernel_dim=4,
-    )
-    # Two layers: 6 matrices of 8 x 16, and three inputs of 2 x 16 + 96 channels.
-    assert state_numbers(text) == 2 * (768 + 384)
-    assert state_numbers(SimpleNamespace()) == 0
-
-
-def test_a_broken_flash_linear_attention_is_not_called(monkeypatch, caplog):
-    """Transformers would fall back to its own rule, which passes the state of one sample on to the next."""
-    monkeypatch.setattr(linear_attention.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setitem(sys.modules, "fla", None)
-    linear_attention._flash_linear_attention.cache_clear()
-    assert linear_attention._flash_linear_attention() is None
-    assert "flash-linear-attention cannot be imported" in caplog.text
-    linear_attention._flash_linear_attention.cache_clear()

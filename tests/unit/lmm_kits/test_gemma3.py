@@ -1,14 +1,12 @@
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
-from helpers.passes import logits_of, next_log_probs
+from helpers.passes import logits_of
 from helpers.tiny_models import encode, make_actor, pad
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from lmm_r1.errors import UserError
@@ -24,12 +22,6 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def actor(folder: Path) -> KitActor:
     return make_actor(folder)
-
-
-def log_probs(actor: KitActor, prompt: object, *, side: str = "right") -> torch.Tensor:
-    sequences, mask = pad([prompt.token_ids], side=side)
-    with torch.no_grad():
-        return next_log_probs(actor, sequences, attention_mask=mask, media=[prompt.media])
 
 
 def attend_causally(actor: KitActor) -> torch.utils.hooks.RemovableHandle:
@@ -74,18 +66,6 @@ def test_line_breaks_beside_an_image_are_one_token(processor):
     ]
 
 
-def test_a_text_starts_with_one_start_token(processor):
-    tokenizer = processor.tokenizer
-    assert tokenizer("hello")["input_ids"][0] == tokenizer.bos_token_id
-    for messages in ([message("user", "hello")], [message("user", SMALL)]):
-        assert encode(KIT, processor, messages).token_ids.count(tokenizer.bos_token_id) == 1
-
-
-def test_every_text_of_a_system_turn_is_kept(processor):
-    prompt = encode(KIT, processor, [message("system", "Think", "first."), message("user", "hello")])
-    assert "user\nThink\nfirst.\n\nhello<end" in processor.tokenizer.decode(prompt.token_ids)
-
-
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
@@ -115,35 +95,10 @@ def test_the_end_token_is_the_end_of_a_turn_where_the_checkpoint_names_the_end_o
     assert again.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
-def test_a_checkpoint_whose_template_ends_turns_otherwise_keeps_its_end_token(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<eos>")
-    assert KIT.load_processor(str(tmp_path), trust_remote_code=False).tokenizer.eos_token == "<eos>"
-
-
-def test_a_checkpoint_that_wants_crops_is_refused(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    settings = json.loads((tmp_path / "processor_config.json").read_text())
-    settings["image_processor"]["do_pan_and_scan"] = True
-    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="do_pan_and_scan"):
-        KIT.load_processor(str(tmp_path), trust_remote_code=False)
-
-
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"])
 def test_flash_attention_is_refused(folder, attention):
     with pytest.raises(UserError, match="sdpa"):
         KIT.load_model(str(folder), dtype=torch.float32, attn_implementation=attention, trust_remote_code=False)
-
-
-def test_token_types_mark_the_images_tokens_alone(actor):
-    config = actor.model_config
-    start, image, end = config.boi_token_index, config.image_token_index, config.eoi_token_index
-    sequences, mask = pad([[5, start, image, image, end, 6], [5, 6]], side="left")
-    inputs = KIT.forward_inputs(config, sequences, mask, {"pixel_values": torch.zeros(1, 3, 112, 112)})
-    assert inputs["token_type_ids"].tolist() == [[0, 0, 1, 1, 0, 0], [0] * 6]
-    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 0, 1]]
-    assert set(KIT.forward_inputs(config, sequences, mask, None)) == {"position_ids"}
 
 
 def test_the_first_token_of_an_image_sees_the_last_one(actor, processor):
@@ -169,49 +124,6 @@ def test_the_first_token_of_an_image_sees_the_last_one(actor, processor):
     handle = attend_causally(actor)
     assert change() == 0.0
     handle.remove()
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("parts", [("Which digit?",), ("Which digit ", WIDE, SMALL, "is this?")])
-def test_eager_attention_and_training_mode_compute_the_same(folder, actor, processor, parts, side):
-    eager = make_actor(folder, attention="eager")
-    prompt = encode(KIT, processor, [message("user", *parts)])
-    expected = log_probs(actor, prompt)
-    torch.testing.assert_close(log_probs(eager, prompt, side=side), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(log_probs(eager.train(), prompt, side=side), expected, atol=1e-5, rtol=0)
-
-
-def test_the_tiny_model_has_both_kinds_of_layers_and_its_window_is_felt(folder, processor):
-    actor = make_actor(folder)
-    text = actor.model_config.text_config
-    assert text.layer_types == ["sliding_attention", "full_attention"]
-    # 12 tokens of the chat around 100 words of one token each, and a window of 64.
-    prompt = encode(KIT, processor, [message("user", " digit" * 100)])
-    before = log_probs(actor, prompt)
-    text.sliding_window = 4096
-    wide = log_probs(actor, prompt)
-    torch.testing.assert_close(wide[:, :63], before[:, :63], atol=1e-6, rtol=0)
-    assert (wide[:, 64:] - before[:, 64:]).abs().max() > 1e-4
-
-
-def test_the_fresh_projector_lets_images_matter(actor, processor):
-    one, other = (encode(KIT, processor, [message("user", image, "Which digit?")]) for image in (SMALL, WIDE))
-    assert one.token_ids == other.token_ids
-    assert (log_probs(actor, one)[:, -1] - log_probs(actor, other)[:, -1]).abs() > 1e-4
-
-
-def names_in(file: Path) -> set[str]:
-    with safe_open(file, framework="pt") as weights:
-        return set(weights.keys())
-
-
-def test_what_is_saved_has_the_names_of_the_released_checkpoints(folder, actor, tmp_path):
-    actor.model.save_pretrained(tmp_path)
-    names = names_in(tmp_path / "model.safetensors")
-    assert names == names_in(folder / "model.safetensors")
-    assert "vision_tower.vision_model.embeddings.patch_embedding.weight" in names
-    assert "language_model.model.embed_tokens.weight" in names
-    assert len(names) == len(list(actor.model.named_parameters()))
 
 
 def test_the_engine_reads_weights_under_their_names_in_the_model_and_in_released_checkpoints():

@@ -12,7 +12,7 @@ from helpers.conversations import message, picture
 from helpers.packed_batches import DOUBLE, Batch, check, groups, make_actors, one_by_one, together
 from helpers.passes import next_log_probs
 from helpers.tiny_models import encode, make_actor, pad
-from transformers import Gemma4AudioConfig, Gemma4Processor
+from transformers import Gemma4Processor
 
 from lmm_r1.data.messages import to_chat
 from lmm_r1.errors import UserError
@@ -78,27 +78,9 @@ def test_an_image_has_the_tokens_of_its_aspect_ratio(processor):
     assert encoded.engine_token_ids.count(processor.image_token_id) == 2
 
 
-def test_prompts_with_fewer_patches_are_padded_to_the_most(folder):
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    _, small = KIT.filler_media(config)
-    large = {"pixel_values": torch.ones(1, 12, 192), "image_position_ids": torch.ones(1, 12, 2, dtype=torch.long)}
-    merged = KIT.merge_media([small, large])
-    assert merged["pixel_values"].shape == (2, 12, 192)
-    assert merged["image_position_ids"][0].tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], *[[-1, -1]] * 8]
-
-
 def test_flash_attention_is_refused(folder):
     with pytest.raises(UserError, match="--ds.attn_implementation sdpa"):
         KIT.load_model(str(folder), attn_implementation="flash_attention_2")
-
-
-def test_an_audio_tower_is_no_part_of_training(folder, tmp_path):
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    config.audio_config = Gemma4AudioConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
-    names = [name for name, _ in KIT.model_class(config).named_parameters()]
-    heard = [name for name in names if "audio" in name]
-    assert heard
-    assert all(name.startswith(KIT.untrained_prefixes) for name in heard)
 
 
 def test_tokens_of_an_image_see_each_other_in_sliding_layers_only():
@@ -129,12 +111,6 @@ def test_the_engine_disagrees_only_if_tokens_of_an_image_see_each_other(folder, 
         KIT.engine_disagrees(KIT.load_config(str(path), trust_remote_code=False)) for path in (folder, bidirectional)
     ]
     assert said == [False, True]
-
-
-def test_media_tokens_of_every_kind_are_banned(folder, processor):
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    banned = processor.tokenizer.convert_ids_to_tokens(sorted(KIT.media_token_ids(config, processor.tokenizer)))
-    assert set(banned) == {"<|image>", "<image|>", "<|image|>", "<|audio>", "<audio|>", "<|audio|>", "<|video|>"}
 
 
 @pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (3, 3)])

@@ -7,18 +7,15 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import clip, message, picture
-from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tables import table
-from helpers.tiny_models import encode, make_actor
+from helpers.tiny_models import encode
 from transformers import Glm4vConfig, Glm4vForConditionalGeneration
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from lmm_r1.data.messages import Message
-from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
-from lmm_r1.lmm_kits.qwen_vl import IMAGE, TEXT, VIDEO
 
 KIT = get_kit("glm4v")
 TURNS = [message("user", "1 + 2?"), message("assistant", "3"), message("user", "2 + 2?"), message("assistant", "4")]
@@ -122,85 +119,6 @@ def test_an_answer_that_ends_with_its_tag_keeps_it(processor):
     assert without_end(turn, ids) == turn
 
 
-def test_a_message_that_the_template_passes_over_is_refused(processor):
-    shown = message("tool", "The answer is 4.")
-    with pytest.raises(UserError, match="does not write a message of the role tool; give it the role user"):
-        KIT.render(processor, [*TURNS[:2], shown], add_generation_prompt=True)
-    with pytest.raises(UserError, match="of the role tool"):
-        encode_turn(KIT, processor, shown, images=[])
-
-
-@pytest.mark.parametrize("role", ["system", "assistant"])
-def test_several_texts_of_a_turn_are_written_as_one(processor, role):
-    messages = [message(role, "Add ", "them."), message("user", "1 + 2?")]
-    assert f"<|{role}|>\nAdd them.<|user|>" in written(processor, *messages, add_generation_prompt=True)
-
-
-def test_an_image_outside_of_the_users_turns_is_refused(processor):
-    messages = [message("system", picture(56, 56), "See."), message("user", "Which digit?")]
-    with pytest.raises(UserError, match="writes 0 placeholders for the 1 images"):
-        KIT.render(processor, messages, add_generation_prompt=True)
-
-
-def test_a_tokenizer_that_begins_texts_itself_begins_a_prompt_once(processor):
-    from tokenizers.processors import TemplateProcessing
-
-    own = copy.deepcopy(processor)
-    names = ("[gMASK]", "<sop>")
-    special = [(name, own.tokenizer.convert_tokens_to_ids(name)) for name in names]
-    own.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="[gMASK] <sop> $A", special_tokens=special
-    )
-    assert own.tokenizer("1")["input_ids"][:2] == [number for _, number in special]
-    for messages in ([message("user", "1 + 2?")], [message("user", picture(56, 56), "Which?")]):
-        encoded = encode(KIT, own, messages)
-        assert encoded.token_ids == encode(KIT, processor, messages).token_ids
-
-
-def test_an_image_may_have_half_the_pixels_that_the_settings_speak_of(processor):
-    settings = {"shortest_edge": 12544, "longest_edge": 9633792}  # as released
-    processor.image_processor.size = settings
-    assert KIT.pixel_limits(processor) == (6272, 4816896)
-    # 84 x 84 is the smallest square of whole patches with 6272 pixels; twice 56 x 56 would have been enough for 12544 / 4.
-    assert encode(KIT, processor, [message("user", picture(28, 28))]).media["image_grid_thw"].tolist() == [[1, 6, 6]]
-    processor.image_processor.size = {"shortest_edge": 12545, "longest_edge": 12547}
-    assert KIT.pixel_limits(processor) == (6273, 6273)
-
-
-def test_a_processor_in_the_files_of_the_release_is_read(processor, tmp_path):
-    processor.tokenizer.eos_token = "<|endoftext|>"
-    for part in (processor.image_processor, processor.video_processor, processor.tokenizer):
-        part.save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(processor.chat_template)
-    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        settings = json.loads((tmp_path / name).read_text())
-        (tmp_path / name).write_text(json.dumps({**settings, "processor_class": "Glm4vProcessor"}))
-    theirs = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    messages = [message("user", picture(112, 84), "Which digit?", clip(2, 56, 84))]
-    one, other = (encode(KIT, each, messages) for each in (theirs, processor))
-    assert one.token_ids == other.token_ids
-    assert all(torch.equal(value, other.media[name]) for name, value in one.media.items())
-
-
-def test_placeholders_between_the_markers_of_a_video_are_the_videos():
-    config = Glm4vConfig(
-        image_token_id=1, video_start_token_id=3, video_end_token_id=4, image_start_token_id=5, image_end_token_id=6
-    )
-    tokens = torch.tensor(
-        [[5, 1, 1, 6, 3, 5, 1, 6, 9, 5, 1, 6, 9, 4, 5, 1, 6], [0, 0, 9, 3, 5, 1, 6, 9, 4, 9, 9, 9, 5, 1, 6, 0, 0]]
-    )
-    assert KIT.token_types(config, tokens).tolist() == [
-        [TEXT, IMAGE, IMAGE, TEXT, TEXT, TEXT, VIDEO, TEXT, TEXT, TEXT, VIDEO, TEXT, TEXT, TEXT, TEXT, IMAGE, TEXT],
-        [TEXT, TEXT, TEXT, TEXT, TEXT, VIDEO, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, IMAGE, TEXT, TEXT, TEXT],
-    ]
-
-
-def test_a_video_is_as_many_images_for_the_tower_as_it_has_steps():
-    grids = torch.tensor([[2, 4, 6], [1, 2, 2]])
-    assert KIT.grids_as_images(grids).tolist() == [[1, 4, 6], [1, 4, 6], [1, 2, 2]]
-    assert grids.tolist() == [[2, 4, 6], [1, 2, 2]]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_releases_settings_are_read_in_either_layout(layout, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LAYOUTS[layout]))
@@ -241,41 +159,3 @@ def test_weights_have_the_released_names_which_nothing_converts(tmp_path):
     assert shapes["model.visual.merger.up_proj.weight"] == (13696, 4096)
     assert shapes["model.language_model.layers.0.mlp.gate_up_proj.weight"] == (27392, 4096)
     assert shapes["model.language_model.layers.0.self_attn.k_proj.weight"] == (256, 4096)
-
-
-def test_the_position_embedding_is_gathered_with_the_module_that_reads_it(folder):
-    """ZeRO-3 gathers the weights of what is run; this one's `weight` is read by the module around it."""
-    from deepspeed.utils import z3_leaf_module
-
-    model = make_actor(folder).model
-    assert z3_leaf_module(model.model.visual.embeddings)
-
-
-@pytest.mark.full
-def test_the_engine_agrees_with_other_shapes_than_the_tiny_models(folder, processor, tmp_path):
-    """Three heads to one of keys, a tower that is narrower than the language model, patches and position grid of their own."""
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    text, vision = config.text_config, config.vision_config
-    text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size = 192, 3, 1, 160
-    text.rope_parameters = {
-        "rope_type": "default",
-        "rope_theta": 100.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [4, 6, 6],
-    }
-    vision.hidden_size, vision.num_heads, vision.depth, vision.out_hidden_size = 96, 3, 3, 192
-    vision.intermediate_size, vision.image_size, vision.rms_norm_eps = 224, 70, 1e-05
-    torch.manual_seed(0)
-    Glm4vForConditionalGeneration(config).save_pretrained(tmp_path / "first")
-    KIT.save_processor(processor, tmp_path / "first")
-    actor = make_actor(tmp_path / "first", ban_media_tokens=True)
-    disturb(actor, seed=0)
-    actor.model.save_pretrained(tmp_path / "model")
-    KIT.save_processor(processor, tmp_path / "model")
-    prompts = [
-        encode(KIT, processor, [message("user", picture(140, 84), "or", picture(56, 112), "?")]),
-        encode(KIT, processor, [message("user", clip(3, 84, 56), "and", picture(56, 56), "and", clip(2, 56, 56))]),
-    ]
-    with running_engine(KIT, tmp_path / "model", max_images=2, max_videos=2) as llm:
-        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
-    assert largest_difference(actor, prompts, samples) <= 1e-4

@@ -1,13 +1,10 @@
 """The kit of GLM-4.5V and GLM-4.6V: released names, shapes and templates, both processors, the routers' bias and their loss."""
 
-import copy
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.conversations import clip, message, picture
+from helpers.conversations import clip, message
 from helpers.passes import samples_of
 from helpers.tables import table
 from helpers.tiny_models import encode, make_actor, pad
@@ -19,13 +16,11 @@ from transformers import (
     Glm4vProcessor,
     Glm4vVideoProcessor,
 )
-from transformers.conversion_mapping import _build_checkpoint_conversion_mapping, get_model_conversion_mapping
 
 from lmm_r1.checkpoints.merging import write_checkpoint
 from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
-from lmm_r1.models.adapters import adapted_layers, merged_state_dict
+from lmm_r1.models.adapters import merged_state_dict
 
 KIT = get_kit("glm4v_moe")
 # As the config.json of GLM-4.5V has them.
@@ -60,27 +55,6 @@ OF_EXPERTS = {
 }
 LAYERS, TOWER_LAYERS = 46, 24
 TENSORS, NUMBERS = 18_106, 107_710_933_120  # of the whole release
-# Writes what GLM-4.5V's does in a conversation of a question, an answer and what a tool says to it.
-THINKING_TEMPLATE = """\
-[gMASK]<sop>
-{%- for turn in messages -%}
-{%- if turn.role == 'user' -%}
-{{- '<|user|>\\n' -}}
-{%- if turn.content is string -%}{{- turn.content -}}{%- else -%}
-{%- for part in turn.content -%}
-{{- part.text if part.type == 'text' else '<|begin_of_image|><|image|><|end_of_image|>' -}}
-{%- endfor -%}
-{%- endif -%}
-{%- elif turn.role == 'assistant' -%}
-{{- '<|assistant|>\\n<think></think>\\n' + turn.content.split('</think>')[-1].strip() -}}
-{%- elif turn.role == 'tool' -%}
-{{- '<|observation|>\\n<tool_response>\\n' + turn.content + '\\n</tool_response>' -}}
-{%- else -%}
-{{- '<|system|>\\n' + turn.content -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
-"""
 BIAS = "model.language_model.layers.1.mlp.gate.e_score_correction_bias"
 
 
@@ -123,13 +97,6 @@ def test_the_released_config_gives_the_released_names_and_shapes():
     assert sum(counts[name] * torch.Size(shape).numel() for name, shape in shapes.items()) == NUMBERS
 
 
-def test_what_transformers_converts_are_the_experts_alone():
-    table = _build_checkpoint_conversion_mapping()["qwen2_moe"]
-    used = get_model_conversion_mapping(released_model(), add_legacy=False)
-    assert [one.source_patterns for one in used] == [one.source_patterns for one in table]
-    assert [one.target_patterns for one in used] == [["mlp.experts.gate_up_proj"], ["mlp.experts.down_proj"]]
-
-
 def test_trained_and_merged_models_are_written_under_the_released_names_with_the_bias_as_it_was(
     folder, processor, tmp_path
 ):
@@ -146,37 +113,6 @@ def test_trained_and_merged_models_are_written_under_the_released_names_with_the
         assert {name for name, tensor in written.items() if tensor.dtype != torch.bfloat16} == {BIAS}
         assert all(torch.equal(tensor, own[name].to(tensor.dtype)) for name, tensor in written.items())
     assert not torch.equal(own[BIAS], own[BIAS].bfloat16().float()), "a bias that bf16 would change"
-
-
-def test_weights_that_are_sent_alone_are_the_checkpoints(folder):
-    model, stored = load(folder), load_file(folder / "model.safetensors")
-    experts = "model.language_model.layers.1.mlp.experts"
-    whole = model.get_parameter(f"{experts}.gate_up_proj").detach().clone()
-    # What ZeRO-3 leaves of a weight between passes.
-    model.get_parameter(f"{experts}.gate_up_proj").data = torch.empty(0)
-    sent = as_stored(model, {f"{experts}.gate_up_proj": whole})
-    assert sent.keys() == {f"{experts}.{number}.{kind}_proj.weight" for number in range(6) for kind in ("gate", "up")}
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in sent.items())
-
-
-def test_adapters_are_in_the_attention_alone(folder):
-    names = adapted_layers(make_actor(folder, lora_rank=2).model)
-    assert set(names) == {
-        f"model.language_model.layers.{layer}.self_attn.{kind}_proj" for layer in (0, 1) for kind in "qkvo"
-    }
-
-
-def test_the_routers_bias_is_no_weight_and_has_a_say_in_what_is_computed(folder, processor):
-    model = load(folder)
-    assert BIAS not in dict(model.named_parameters())
-    prompt = encode(KIT, processor, [message("user", picture(84, 56), "Which digit?")])
-    sequences, mask = pad([prompt.token_ids], side="right")
-    inputs = KIT.forward_inputs(model.config, sequences, mask, prompt.media)
-    with torch.no_grad():
-        with_bias = model(sequences, attention_mask=mask, **inputs).logits
-        model.get_buffer(BIAS).zero_()
-        without = model(sequences, attention_mask=mask, **inputs).logits
-    assert (with_bias - without).abs().max() > 1e-2
 
 
 def test_the_loss_counts_the_experts_that_the_router_has_chosen(folder):
@@ -201,15 +137,6 @@ def test_the_loss_counts_the_experts_that_the_router_has_chosen(folder):
     assert not torch.equal(highest, choices[real].sort(dim=1).values), "bias and groups choose others than the scores"
 
 
-@pytest.mark.parametrize(("kit", "other"), [("glm4v_moe", "glm4v"), ("glm4v", "glm4v_moe")])
-def test_either_processor_is_read_by_either_kit(kit, other, tiny_checkpoint):
-    """GLM-4.5V has the processor of GLM-4.1V, and GLM-4.6V-Flash that of GLM-4.6V."""
-    reader = get_kit(kit)
-    processor = reader.load_processor(str(tiny_checkpoint(other)), trust_remote_code=False)
-    assert not isinstance(processor, reader.processor_class)
-    assert isinstance(processor, get_kit(other).processor_class)
-
-
 def test_the_seconds_of_a_video_are_written_as_the_checkpoints_processor_writes_them(processor):
     first = Glm4vProcessor(
         image_processor=Glm4vImageProcessor(size=processor.image_processor.size),
@@ -224,34 +151,3 @@ def test_the_seconds_of_a_video_are_written_as_the_checkpoints_processor_writes_
         text = own.tokenizer.decode(encode(KIT, own, watched).token_ids)
         steps = "".join(f"{image}{time}" for time in times)
         assert f"<|begin_of_video|>{steps}<|end_of_video|>" in text
-
-
-@pytest.fixture
-def thinking(processor: Any, tmp_path: Path) -> Any:
-    """A processor in the files of a release, whose tokenizer names the end of a document."""
-    own = copy.deepcopy(processor)
-    own.tokenizer.eos_token = "<|endoftext|>"
-    own.chat_template = own.tokenizer.chat_template = THINKING_TEMPLATE
-    for part in (own.image_processor, own.video_processor, own.tokenizer):
-        part.save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(THINKING_TEMPLATE)
-    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        settings = json.loads((tmp_path / name).read_text())
-        (tmp_path / name).write_text(json.dumps({**settings, "processor_class": "Glm46VProcessor"}))
-    return KIT.load_processor(str(tmp_path), trust_remote_code=False)
-
-
-def test_a_template_with_thoughts_and_tools_is_taken(thinking):
-    assert thinking.tokenizer.eos_token == "<|user|>"
-    asked = message("user", picture(56, 56), "Which digit?")
-    prompt = KIT.chat_text(thinking, [asked], add_generation_prompt=True)
-    assert prompt == ("[gMASK]<sop><|user|>\n<|begin_of_image|><|image|><|end_of_image|>Which digit?<|assistant|>")
-    answered = [asked, message("assistant", "4")]
-    whole = KIT.chat_text(thinking, answered, add_generation_prompt=False)
-    assert whole == f"{prompt}\n<think></think>\n4<|user|>"
-    shown = message("tool", "It is 4.")
-    turn = encode_turn(KIT, thinking, shown, images=[])
-    expected = "<|observation|>\n<tool_response>\nIt is 4.\n</tool_response><|assistant|>"
-    assert thinking.tokenizer.decode(turn.token_ids) == expected
-    # A model that calls a tool ends with the token that opens the tool's answer.
-    assert without_end(turn, [5, turn.token_ids[0]]).token_ids == turn.token_ids[1:]

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.conversations import clip, message, picture
-from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.conversations import message, picture
 from helpers.tiny_models import encode, make_actor
 from PIL import Image
 from safetensors import safe_open
-from transformers import Idefics3ImageProcessor, SmolVLMConfig, SmolVLMImageProcessor, SmolVLMVisionConfig
+from transformers import Idefics3ImageProcessor, SmolVLMImageProcessor, SmolVLMVisionConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings
@@ -73,20 +72,6 @@ def test_a_prompt_in_full(name, processor):
     assert decode(encoded.engine_token_ids) == written.format(*["<image>"] * 3)
     assert encoded.media["pixel_values"].shape == (1, 5 + 3 + 3, 3, 84, 84)
     assert encoded.media["pixel_attention_mask"].all()
-
-
-def test_what_is_collapsed_already_stays(name, processor):
-    kit = get_kit(name)
-    ids = encode(kit, processor, [message("user", picture(56, 56), picture(60, 30), "?")]).engine_token_ids
-    assert kit.collapsed(processor, ids) == ids
-
-
-def test_media_of_prompts_are_joined_tile_by_tile(name, processor):
-    kit = get_kit(name)
-    one, other = (encode(kit, processor, [message("user", picture(*size))]).media for size in ((56, 56), (60, 30)))
-    merged = kit.merge_media([one, other])
-    assert torch.equal(merged["pixel_values"][0, :5], one["pixel_values"][0])
-    assert torch.equal(merged["pixel_values"][0, 5:], other["pixel_values"][0])
 
 
 @pytest.mark.parametrize("image_processor", [Idefics3ImageProcessor, SmolVLMImageProcessor])
@@ -151,25 +136,6 @@ def test_patches_of_a_released_tile_lie_in_their_order_on_both_sides_and_in_any_
     assert Idefics2VisionEmbeddings.get_position_ids(engine, mask).flatten().tolist() == expected
 
 
-def test_a_loaded_model_places_patches_exactly(name, folder):
-    model = get_kit(name).load_model(
-        str(folder), dtype=torch.bfloat16, attn_implementation="sdpa", trust_remote_code=False
-    )
-    assert len(model.model.vision_model.embeddings._forward_pre_hooks) == 1
-
-
-# SmolVLM2-2.2B: 384 pixels in patches of 14 are 27 x 27, of which 3 x 3 become one; 500M: 512 in patches of 16, 4 x 4.
-@pytest.mark.parametrize(("image", "patch", "scale", "tokens"), [(384, 14, 3, 81), (512, 16, 4, 64)])
-def test_the_released_models_filler_is_one_tile(image, patch, scale, tokens):
-    vision = {"image_size": image, "patch_size": patch}
-    config = SmolVLMConfig(vision_config=vision, scale_factor=scale, image_token_id=7)
-    ids, media = get_kit("smolvlm").filler_media(config)
-    assert ids == [7] * tokens
-    assert media["pixel_values"].shape == (1, 1, 3, image, image)
-    # The model leaves a tile of zeros out.
-    assert media["pixel_values"].all()
-
-
 def test_released_names_are_those_of_the_parameters(name, folder):
     """Transformers has no table of other names for them: what a run saves has the names of the releases."""
     assert get_checkpoint_conversion_mapping(name) is None
@@ -187,70 +153,6 @@ def test_released_names_are_those_of_the_parameters(name, folder):
     } <= names
 
 
-def other_shapes(name: str, folder: Path, copy: Path, **image_processor: Any) -> Path:
-    """Write a model with one key and value head for three heads, as SmolVLM2-500M, patches of 16 and 4 x 4 of them a token."""
-    kit = get_kit(name)
-    config = kit.load_config(str(folder), trust_remote_code=False)
-    text, vision = config.text_config, config.vision_config
-    text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.head_dim = 96, 3, 1, 32
-    vision.hidden_size, vision.num_attention_heads, vision.image_size, vision.patch_size = 96, 3, 128, 16
-    config.scale_factor = 4
-    torch.manual_seed(0)
-    kit.model_class(config).save_pretrained(copy)
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
-    processor.image_seq_len = (128 // 16 // 4) ** 2
-    processor.image_processor.max_image_size = {"longest_edge": 128}
-    for setting, value in image_processor.items():
-        setattr(processor.image_processor, setting, value)
-    kit.save_processor(processor, copy)
-    return copy
-
-
-# Three and a half tiles along the longer side; a single one; a single one as images are not cut at all.
-CUTS = {
-    "no multiple": {"size": {"longest_edge": 448}},
-    "one tile": {"size": {"longest_edge": 128}},
-    "whole": {"size": {"longest_edge": 256}, "do_image_splitting": False},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "cut"),
-    [
-        ("smolvlm", "one tile"),
-        *(
-            pytest.param(name, cut, marks=pytest.mark.full)
-            for name in NAMES
-            for cut in CUTS
-            if (name, cut) != ("smolvlm", "one tile")
-        ),
-    ],
-    indirect=["name"],
-)
-def test_the_engine_agrees_on_models_of_other_shapes_and_cuts(name, cut, folder, tmp_path):
-    kit = get_kit(name)
-    saved = other_shapes(name, folder, tmp_path / "other", **CUTS[cut])
-    actor = make_actor(saved, ban_media_tokens=True)
-    disturb(actor, seed=0)
-    actor.model.save_pretrained(saved)
-    processor = kit.load_processor(str(saved), trust_remote_code=False)
-    prompts = [
-        encode(kit, processor, [message("user", *(picture(*size) for size in sizes), "Which digit?")])
-        for sizes in ([(140, 84)], [(56, 400), (300, 1)], [(90, 90)] * 2)
-    ]
-    numbers = [prompt.media["pixel_values"].shape[1] for prompt in prompts]
-    # 448 x 268 pixels become 512 x 306: 3 x 4 tiles; 4 x 1 and 1 x 4; 4 x 4.
-    assert numbers == ([12 + 1, 4 + 1 + 4 + 1, 2 * (16 + 1)] if cut == "no multiple" else [1, 2, 2])
-    if kit.takes_videos:
-        # A frame is written as an image of a single tile is.
-        shown = [clip(3, 140, 84), "or", picture(90, 90), "?"], [picture(20, 20), clip(1, 30, 60), picture(300, 1)]
-        prompts += [encode(kit, processor, [message("user", *parts)]) for parts in shown]
-    with running_engine(kit, saved, max_images=2, max_videos=1) as llm:
-        samples = sampled(llm, kit, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
-    assert largest_difference(actor, prompts, samples) <= 1e-4
-
-
 def altered_processor(folder: Path, copy: Path, **settings: Any) -> str:
     shutil.copytree(folder, copy)
     written = json.loads((copy / "processor_config.json").read_text())
@@ -264,12 +166,6 @@ def test_images_of_any_size_are_refused(name, folder, tmp_path, setting):
     path = altered_processor(folder, tmp_path / "model", **{setting: False})
     with pytest.raises(UserError, match=f"{path}: do_resize or do_pad is false"):
         get_kit(name).load_processor(path, trust_remote_code=False)
-
-
-def test_the_package_that_the_processor_wants_is_named(tiny_checkpoint, monkeypatch):
-    monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", None)
-    with pytest.raises(UserError, match="pip install num2words"):
-        get_kit("smolvlm").load_processor(str(tiny_checkpoint("smolvlm")), trust_remote_code=False)
 
 
 def test_the_end_token_is_the_end_of_a_turn(name, folder, tmp_path):

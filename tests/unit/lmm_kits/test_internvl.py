@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import clip, message, picture
-from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tables import frozen
-from helpers.tiny_models import encode, make_actor
+from helpers.tiny_models import encode
 from safetensors.torch import load_file, save_file
-from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
@@ -62,13 +60,6 @@ def test_a_prompt_with_videos_in_full(processor):
         assert torch.equal(pixels[place : place + len(alone)], alone)
 
 
-def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(processor, tmp_path):
-    processor.video_processor.size = {"height": 384, "width": 384}
-    KIT.save_processor(processor, tmp_path)
-    again = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    assert encode(KIT, again, [message("user", clip(2, 84, 56))]).media["pixel_values"].shape == (2, 3, 56, 56)
-
-
 @pytest.mark.parametrize(("size", "tiles"), frozen("lmm_kits/internvl", "an_images_shape_says_how_many_tiles_it_has"))
 def test_an_images_shape_says_how_many_tiles_it_has(processor, size, tiles):
     encoded = encode(KIT, processor, [message("user", picture(*size), "?")])
@@ -84,12 +75,6 @@ def test_tiles_lie_in_reading_order_with_the_whole_behind_them(processor):
     for tile, channel in ((left, 0), (right, 2), (whole[:, :, :20], 0), (whole[:, :, 36:], 2)):
         assert (tile[channel] > 2).all()
         assert (tile[2 - channel] < -1).all()
-
-
-def test_images_side_by_side_stay_apart_for_the_engine(processor):
-    encoded = encode(KIT, processor, [message("user", picture(56, 56), picture(112, 56))])
-    text = processor.tokenizer.decode(encoded.engine_token_ids)
-    assert text.count("<img><IMG_CONTEXT></img>\n") == 2
 
 
 def released(folder: Path, tmp_path: Path, **changes: Any) -> Path:
@@ -140,78 +125,3 @@ def test_weights_of_the_releases_are_read_and_written_under_their_names(folder, 
         assert torch.equal(theirs.state_dict()[name], weight), name
     theirs.save_pretrained(tmp_path / "again")
     assert load_file(tmp_path / "again" / "model.safetensors").keys() == renamed.keys()
-
-
-def test_the_releases_filler_is_a_tile_of_256_placeholders():
-    ids, media = KIT.filler_media(InternVLConfig(image_token_id=7))
-    # 448 pixels in patches of 14: 32 x 32, of which each 2 x 2 become one.
-    assert ids == [7] * 256
-    assert media["pixel_values"].shape == (1, 3, 448, 448)
-
-
-@pytest.mark.full
-def test_the_engine_keeps_room_for_an_image_of_as_many_tiles_as_there_may_be(folder):
-    """The image processor's own setting says that it cuts no image; its processor does so all the same."""
-    from vllm.config import ModelConfig
-    from vllm.multimodal import MULTIMODAL_REGISTRY
-
-    from lmm_r1.lmm_kits import engine_plugin
-
-    engine_plugin.register()
-    assert not json.loads((folder / "processor_config.json").read_text())["image_processor"]["crop_to_patches"]
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    settings = KIT.engine_arguments(config, max_images=1, max_videos=0)
-    info = MULTIMODAL_REGISTRY.create_processor(ModelConfig(str(folder), max_model_len=256, **settings)).info
-    # Four tiles and the whole.
-    assert info.get_max_image_tokens() == 5 * PER_TILE
-
-
-def files_of_a_release(processor: Any, folder: Path) -> None:
-    """Write a processor as the releases have it: each part in a file of its own."""
-    processor.image_processor.save_pretrained(folder)
-    processor.video_processor.save_pretrained(folder)
-    processor.tokenizer.save_pretrained(folder)
-    parts = {"processor_class": "InternVLProcessor", "image_seq_length": PER_TILE}
-    (folder / "processor_config.json").write_text(json.dumps(parts))
-    (folder / "chat_template.jinja").write_text(processor.chat_template)
-
-
-def test_a_processor_in_the_files_of_a_release_is_read(folder, processor, tmp_path):
-    files_of_a_release(processor, tmp_path)
-    assert (tmp_path / "preprocessor_config.json").is_file()
-    theirs = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    messages = [message("user", picture(112, 84), "Which digit?")]
-    one, other = (encode(KIT, each, messages) for each in (theirs, processor))
-    assert one.token_ids == other.token_ids
-    assert torch.equal(one.media["pixel_values"], other.media["pixel_values"])
-
-
-def shaped(folder: Path, tmp_path: Path, language_model: str) -> Path:
-    """A model of other shapes than the tiny one's: three heads to one of keys, another tower and another tile."""
-    config = json.loads((folder / "config.json").read_text())
-    text = {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160}
-    config["text_config"] |= {"model_type": language_model, "head_dim": 64, **text}
-    config["text_config"].pop("layer_types", None)
-    # As InternVL's largest towers have them.
-    config["vision_config"] |= {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 64}
-    config["vision_config"] |= {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": False}
-    torch.manual_seed(0)
-    InternVLForConditionalGeneration(InternVLConfig(**config)).save_pretrained(tmp_path / "first")
-    KIT.save_processor(KIT.load_processor(str(folder), trust_remote_code=False), tmp_path / "first")
-    return tmp_path / "first"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("language_model", ["llama", "qwen2", "qwen3"])
-def test_the_engine_agrees_with_every_language_model_and_other_shapes(folder, processor, tmp_path, language_model):
-    actor = make_actor(shaped(folder, tmp_path, language_model), ban_media_tokens=True)
-    disturb(actor, seed=0)
-    actor.model.save_pretrained(tmp_path / "model")
-    KIT.save_processor(processor, tmp_path / "model")
-    prompts = [
-        encode(KIT, processor, [message("user", picture(140, 84), "or", picture(56, 112), "?")]),
-        encode(KIT, processor, [message("user", "1 + 2?")]),
-    ]
-    with running_engine(KIT, tmp_path / "model", max_images=2) as llm:
-        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
-    assert largest_difference(actor, prompts, samples) <= 1e-4

@@ -1,29 +1,13 @@
 """The kit of LLaVA-OneVision: prompts in full, crops and what is cut off them, the opened turn, names, other shapes."""
 
-import json
-import shutil
-
-import pytest
-import torch
 from helpers.conversations import clip, message, picture
-from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor
 from safetensors import safe_open
-from transformers import LlavaOnevisionConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
 KIT = get_kit("llava_onevision")
-# As the released checkpoints have it.
-RELEASED_TEMPLATE = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + ' '}}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\\n' + content['text'] }}"
-    "{% endfor %}{{'<|im_end|>'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 
 
 CHAT = [
@@ -64,46 +48,6 @@ def test_a_prompt_with_videos_in_full(processor):
     assert encoded.media["image_sizes_videos"].tolist() == [[3, 56, 84], [1, 400, 30]]
 
 
-def test_features_of_other_layers_than_the_last_are_refused(folder, tmp_path):
-    settings = json.loads((folder / "config.json").read_text()) | {"vision_feature_layer": -2}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="vision_feature_layer -2 and vision_feature_select_strategy full"):
-        KIT.load_config(str(tmp_path), trust_remote_code=False)
-
-
-def test_rows_of_padding_are_no_tokens(processor):
-    # 112 x 90 pixels, in a grid of 2 x 2 crops, are 8 x 8 patches, of which 6.4 rows show the image: 6, and 3 x 3 of
-    # 84 x 168 pixels are 12 x 12, of which 6 columns do.
-    for size, tokens in (((112, 90), 16 + 6 * 8 + 6), ((84, 168), 16 + 12 * 6 + 12)):
-        encoded = encode(KIT, processor, [message("user", picture(*size))])
-        assert encoded.token_ids.count(processor.image_token_id) == tokens, size
-
-
-def test_a_turn_of_the_model_begins_as_the_one_to_be_generated_in_a_released_template_too(folder, processor, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "chat_template.jinja").write_text(RELEASED_TEMPLATE)
-    released = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    assert released.chat_template != RELEASED_TEMPLATE
-    texts = [KIT.chat_text(each, CHAT, add_generation_prompt=True) for each in (released, processor)]
-    assert texts[0] == texts[1]
-    assert texts[0].count("<|im_start|>assistant\n") == 2
-
-
-def test_more_features_than_vllm_counts_on_are_refused(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    settings = json.loads((tmp_path / "processor_config.json").read_text()) | {"vision_aspect_ratio": "anyres_max_4"}
-    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="anyres_max_4"):
-        KIT.load_processor(str(tmp_path), trust_remote_code=False)
-
-
-def test_the_released_models_filler_is_one_crop_twice():
-    # 384 pixels in patches of 14 are 27 x 27; the whole, the one crop, and the ends of its 27 rows.
-    ids, media = KIT.filler_media(LlavaOnevisionConfig(image_token_index=7))
-    assert ids == [7] * (729 + 729 + 27)
-    assert media["pixel_values"].shape == (1, 2, 3, 384, 384)
-
-
 def test_what_is_saved_has_the_names_of_the_released_checkpoints(folder, tmp_path):
     actor = make_actor(folder)
     actor.model.save_pretrained(tmp_path)
@@ -123,46 +67,3 @@ def test_what_is_saved_has_the_names_of_the_released_checkpoints(folder, tmp_pat
     # Transformers' table of them: each begins with what it renames.
     known = [pattern for one in get_checkpoint_conversion_mapping(KIT.model_type) for pattern in one.source_patterns]
     assert all(any(name.startswith(pattern.lstrip("^")) for pattern in known) for name in names), known
-
-
-@pytest.mark.slow
-@pytest.mark.full
-def test_the_engine_agrees_on_a_model_of_other_shapes(folder, processor, tmp_path):
-    """One key and value head for three heads; crops of 3 x 3 patches and grids of one row or column only, as released ones may be."""
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    text, vision = config.text_config, config.vision_config
-    text.hidden_size, text.num_attention_heads, text.num_key_value_heads = 96, 3, 1
-    vision.hidden_size, vision.num_attention_heads, vision.image_size, vision.patch_size = 96, 3, 48, 16
-    grids = [[48, 48], [48, 96], [48, 144], [96, 48], [144, 48]]
-    config.image_grid_pinpoints = grids
-    torch.manual_seed(0)
-    made = KIT.model_class(config)
-    made.save_pretrained(tmp_path)
-    processor.num_image_tokens = 9
-    processor.image_processor.image_grid_pinpoints = grids
-    processor.image_processor.size = {"height": 48, "width": 48}
-    KIT.save_processor(processor, tmp_path)
-    actor = make_actor(tmp_path, ban_media_tokens=True)
-    disturb(actor, seed=0)
-    actor.model.save_pretrained(tmp_path)
-    processor = KIT.load_processor(str(tmp_path), trust_remote_code=False)
-    prompts = [
-        encode(KIT, processor, [message("user", *(picture(*size) for size in sizes), "Which digit?")])
-        for sizes in ([(140, 84)], [(56, 400), (300, 1)], [(90, 90)] * 2)
-    ]
-    with running_engine(KIT, tmp_path, max_images=2) as llm:
-        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
-    assert largest_difference(actor, prompts, samples) <= 1e-4
-
-
-def test_placeholders_side_by_side_are_not_taken_for_one_image(processor):
-    image = processor.image_token_id
-    assert KIT.collapsed(processor, [5, image, image, 6]) == [5, image, image, 6]
-    # The whole image has 16 tokens, and no image has fewer.
-    assert KIT.collapsed(processor, [5, *[image] * 16, 6, *[image] * 36]) == [5, image, 6, image]
-    # Nobody can tell where the first ends.
-    assert KIT.collapsed(processor, [*[image] * 72]) == [image]
-    # A video of one frame has 4 tokens and an end, and none has fewer.
-    video = processor.video_token_id
-    assert KIT.collapsed(processor, [video] * 4) == [video] * 4
-    assert KIT.collapsed(processor, [video] * 5 + [image] * 16 + [6] + [video] * 9) == [video, image, 6, video]

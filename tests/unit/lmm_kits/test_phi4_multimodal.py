@@ -6,21 +6,15 @@ from helpers.conversations import message, picture
 from helpers.tiny_models import encode
 from transformers import Phi4MultimodalImageProcessor, Phi4MultimodalVisionConfig
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
-    Phi4MultimodalVisionAttention,
     Phi4MultimodalVisionEmbeddings,
 )
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.phi4_multimodal import towers
-from lmm_r1.lmm_kits.phi4_multimodal.engine_model import Phi4MultimodalEngineModel
 
 KIT = get_kit("phi4_multimodal")
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
-ORIGINAL_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
-)
 
 
 def load(folder: Path, *, attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -48,17 +42,6 @@ def test_an_images_features_do_not_depend_on_the_padding_of_its_neighbours(folde
     assert not padded["image_attention_mask"].all()
     alone, beside = features(model, whole), features(model, towers.merge_media([whole, padded]))
     torch.testing.assert_close(beside, alone, atol=1e-5, rtol=0)
-
-
-def test_the_librarys_tower_alone_still_attends_causally_to_an_image_without_padding(folder, processor):
-    # When this fails, transformers has mended it, and `attend_bidirectionally` may go.
-    model = load(folder)
-    for module in model.modules():
-        if isinstance(module, Phi4MultimodalVisionAttention):
-            module.is_causal = Phi4MultimodalVisionAttention(model.config.vision_config).is_causal
-    whole, padded = media_of(processor, (56, 56)), media_of(processor, (140, 84))
-    alone, beside = features(model, whole), features(model, towers.merge_media([whole, padded]))
-    assert (beside - alone).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,13 +97,6 @@ def test_prompts_with_different_numbers_of_crops_are_joined_with_empty_ones(proc
     assert torch.equal(joined["image_attention_mask"][1:], wide["image_attention_mask"])
 
 
-def test_the_filler_is_one_patch_and_the_whole_picture(folder):
-    config = KIT.load_config(str(folder), trust_remote_code=False)
-    ids, media = KIT.filler_media(config)
-    assert ids == [config.vision_config.image_token_id] * (2 + 1 + 272)
-    assert media["image_attention_mask"].sum(dim=(2, 3)).tolist() == [[1024, 1]]
-
-
 def test_frozen_on_loading_is_what_no_loss_reaches_and_nothing_else(folder, processor):
     model = load(folder)
     frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
@@ -133,21 +109,6 @@ def test_frozen_on_loading_is_what_no_loss_reaches_and_nothing_else(folder, proc
     sequences = torch.tensor([encoded.token_ids])
     model(sequences, **encoded.media).logits.square().sum().backward()
     assert all(weight.grad is not None for name, weight in model.named_parameters() if name not in frozen)
-
-
-def test_the_originals_template_of_texts_alone_renders_the_same(folder, processor):
-    other = KIT.load_processor(str(folder), trust_remote_code=False)
-    other.chat_template = ORIGINAL_TEMPLATE
-    messages = [
-        message("system", "Think first."),
-        message("user", picture(56, 56), picture(84, 56), "Add them."),
-        message("assistant", "<answer>4</answer>"),
-    ]
-    rendered = KIT.render(processor, messages, add_generation_prompt=False)
-    assert KIT.render(other, messages, add_generation_prompt=False) == rendered
-    assert processor.tokenizer.decode(rendered) == (
-        "<|system|>Think first.<|end|><|user|><|image|><|image|>Add them.<|end|><|assistant|><answer>4</answer><|end|>"
-    )
 
 
 def test_the_end_token_is_the_one_that_ends_a_turn(folder, processor, tmp_path):
@@ -164,20 +125,3 @@ def test_the_end_token_is_the_one_that_ends_a_turn(folder, processor, tmp_path):
     (tmp_path / "tokenizer.json").write_text(vocabulary.replace("<|end|>", "<|other|>"))
     with pytest.raises(UserError, match=r"the tokenizer of this checkpoint has no <\|end\|>"):
         KIT.load_processor(str(tmp_path), trust_remote_code=False)
-
-
-@pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.lora_A.default.weight", "lm_head.base_layer.weight"])
-def test_the_engine_refuses_an_adapter_by_name(name):
-    class Bare(torch.nn.Module):
-        hf_to_vllm_mapper = Phi4MultimodalEngineModel.hf_to_vllm_mapper
-
-    with pytest.raises(ValueError, match=f"{name}: an adapter must be merged"):
-        Phi4MultimodalEngineModel.load_weights(Bare(), [(name, torch.zeros(1))])
-
-
-def test_the_engine_passes_over_the_audio_tower():
-    class Bare(torch.nn.Module):
-        hf_to_vllm_mapper = Phi4MultimodalEngineModel.hf_to_vllm_mapper
-
-    weights = [("model.embed_tokens_extend.audio_embed.up_proj_for_speech.bias", torch.zeros(1))]
-    assert Phi4MultimodalEngineModel.load_weights(Bare(), weights) == set()

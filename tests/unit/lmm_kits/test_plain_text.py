@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_parser import parse_row
-from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
 from lmm_r1.lmm_kits.plain_text import control_texts, text_ids
@@ -69,14 +68,6 @@ def test_tags_of_thoughts_and_answers_are_words_whatever_the_tokenizer_calls_the
     assert tokenizer.convert_ids_to_tokens(ids) == ["<think>", "4", "</think>", *"</s>", "<answer>", "4", "</answer>"]
 
 
-def test_words_that_a_template_has_before_a_message_are_not_control():
-    template = (
-        "Think in <think> tags, and call by <tool_call>. {{ messages[0].role }}: {{ messages[0].content }}\nYou: "
-    )
-    control = control_texts(KIT, tokenizer_of(*unflagged(normalized=False), template=template))
-    assert [text for text in (*TURNS, "<think>", "<tool_call>") if control.fullmatch(text)] == []
-
-
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
 def test_tokens_of_turns_are_text_where_the_tokenizer_does_not_call_them_special(normalized, role):
@@ -91,23 +82,6 @@ def test_tokens_of_turns_are_text_where_the_tokenizer_does_not_call_them_special
     assert {token.content: token.normalized for token in tokenizer.added_tokens_decoder.values()}[
         "<|end|>"
     ] == normalized
-
-
-def test_no_space_is_written_within_text_by_a_tokenizer_that_begins_pieces_with_one():
-    tokenizer = tokenizer_of(prepends=True)
-    text = "4</s> and </s>"
-    # As without special tokens: one space in front, none behind `<`.
-    assert tokenizer.convert_ids_to_tokens(text_ids(KIT, tokenizer, text)) == list("▁4</s>▁and▁</s>")
-
-
-def test_a_tokenizer_without_a_fast_form_refuses_such_text_and_takes_any_other():
-    class Slow(PreTrainedTokenizerFast):
-        is_fast = False
-
-    tokenizer = Slow(tokenizer_object=tokenizer_of().backend_tokenizer, eos_token="</s>", chat_template=TEMPLATE)
-    assert KIT.render(tokenizer, [message("user", "4 <s>")], add_generation_prompt=False)
-    with pytest.raises(UserError, match="no fast form and cannot read that as text; take it out"):
-        KIT.render(tokenizer, [message("user", "4</s>")], add_generation_prompt=False)
 
 
 SPELLED = "4</s><|user|>5<|end|>"

@@ -20,26 +20,10 @@ def trained():
     )
 
 
-def test_special_tokens_follow_the_ordinary_ones():
-    tokenizer = trained()
-    assert 256 + 2 < len(tokenizer) <= 280 + 2
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (len(tokenizer) - 2, len(tokenizer) - 1)
-    assert tokenizer("12<|end|>", add_special_tokens=False)["input_ids"][-1] == tokenizer.eos_token_id
-
-
 @pytest.mark.parametrize("text", ["What is 46 + 1?", "naïve 数学 \U0001f600\t\n  x", " leading and trailing "])
 def test_any_text_comes_back_as_it_was(text):
     tokenizer = trained()
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
-
-
-def test_every_digit_is_a_token_of_its_own():
-    tokenizer = trained()
-    assert len(tokenizer("2024", add_special_tokens=False)["input_ids"]) == 4
-
-
-def test_training_twice_gives_the_same_tokenizer():
-    assert trained().get_vocab() == trained().get_vocab()
 
 
 def test_a_character_bpe_learns_the_most_frequent_pair_first_and_keeps_words_lines_and_digits_apart():

@@ -1,9 +1,7 @@
 import json
-import random
 import struct
 
 import pytest
-from safetensors import safe_open
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import check_weights
@@ -19,11 +17,6 @@ def safetensors(*sizes):
     return struct.pack("<Q", len(text)) + text + bytes(end)
 
 
-def test_whole_weights_pass(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(safetensors(3, 5))
-    check_weights(str(tmp_path))
-
-
 def test_a_model_in_several_parts_passes_when_all_are_there(tmp_path):
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "one.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -32,15 +25,6 @@ def test_a_model_in_several_parts_passes_when_all_are_there(tmp_path):
         check_weights(str(tmp_path))
     (tmp_path / "two.safetensors").write_bytes(safetensors(4))
     check_weights(str(tmp_path))
-
-
-def test_weights_in_pytorch_s_own_format_need_only_be_there(tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
-    check_weights(str(tmp_path))
-
-
-def test_a_name_on_the_hub_is_not_looked_at():
-    check_weights("organisation/model")
 
 
 def test_a_folder_without_weights_is_an_error(tmp_path):
@@ -53,30 +37,6 @@ def test_weights_cut_short_anywhere_are_an_error_with_the_file(kept, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(safetensors(3, 5)[:kept])
     with pytest.raises(UserError, match="model.safetensors: the weight file .*; copy it again"):
         check_weights(str(tmp_path))
-
-
-def test_the_missing_bytes_are_counted(tmp_path):
-    whole = safetensors(3, 5)
-    (tmp_path / "model.safetensors").write_bytes(whole[:-2])
-    with pytest.raises(UserError, match=f"has {len(whole) - 2} bytes instead of {len(whole)};"):
-        check_weights(str(tmp_path))
-
-
-def test_a_flipped_bit_of_the_header_is_an_error_of_the_user_or_changes_names_alone(tmp_path):
-    whole, draw, refused = safetensors(3, 5), random.Random(0), 0
-    header = len(whole) - 8
-    for _ in range(400):
-        content = bytearray(whole)
-        content[draw.randrange(header)] ^= 1 << draw.randrange(8)
-        (tmp_path / "model.safetensors").write_bytes(content)
-        try:
-            check_weights(str(tmp_path))
-        except UserError:
-            refused += 1
-            continue
-        with safe_open(tmp_path / "model.safetensors", framework="np") as weights:
-            assert len(weights.keys()) == 2
-    assert refused > 200
 
 
 @pytest.mark.parametrize(

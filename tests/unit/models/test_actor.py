@@ -13,7 +13,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers
-from lmm_r1.models.loading import freeze, resolve_attention
+from lmm_r1.models.loading import resolve_attention
 from lmm_r1.models.output_layer import ban
 
 ROWS = ([7, 9, 11, 13, 15], [8, 10, 12])
@@ -91,45 +91,12 @@ def test_logits_are_fp32_whatever_the_weights_are(folder):
     assert logits_of(actor, sequences, attention_mask=mask).dtype is torch.float32
 
 
-def test_a_language_model_has_no_vision_tower_to_freeze(folder):
-    with pytest.raises(UserError, match="--model.freeze_visual_encoder.: this model has no vision tower"):
-        make_actor(folder, freeze_visual_encoder=True)
-
-
-def test_freezing_stops_gradients_under_the_prefixes_alone():
-    model = torch.nn.ModuleDict({"vision": torch.nn.Linear(2, 2), "text": torch.nn.Linear(2, 2)})
-    freeze(model, prefixes=("vision.",))
-    assert {name: weight.requires_grad for name, weight in model.named_parameters()} == {
-        "vision.weight": False,
-        "vision.bias": False,
-        "text.weight": True,
-        "text.bias": True,
-    }
-    for prefixes in ((), ("audio.",)):
-        with pytest.raises(UserError, match="no vision tower"):
-            freeze(model, prefixes=prefixes)
-
-
-def test_attention_is_what_was_asked_for_and_auto_runs_without_a_gpu(monkeypatch):
-    kit = get_kit("llm")
-    assert resolve_attention("eager", kit=kit) == "eager"
-    assert resolve_attention("flash_attention_2", kit=kit) == "flash_attention_2"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_attention("auto", kit=kit) == "sdpa"
-
-
 def test_auto_takes_flash_attention_where_it_can_run_and_the_kit_does(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", ModuleType("flash_attn_2_cuda"))
     kit = get_kit("llm")
     assert resolve_attention("auto", kit=kit) == "flash_attention_2"
     assert resolve_attention("auto", kit=altered(kit, takes_flash_attention=False)) == "sdpa"
-
-
-def test_banned_tokens_lose_the_bias_in_every_position_and_the_others_nothing():
-    logits = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
-    assert ban(logits, torch.tensor([0, 2])).tolist() == [[[-1e9, 2.0, -1e9], [-1e9, 5.0, -1e9]]]
-    assert logits.tolist() == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]], "the caller's logits stay as they are"
 
 
 @pytest.mark.parametrize("temperature", [0.05, 1.0, 10.0])
@@ -141,19 +108,6 @@ def test_150_000_banned_tokens_have_no_probability_at_any_temperature_as_with_mi
     assert torch.equal(found[:4], in_engine[:4])
     assert (found.exp() == in_engine.exp()).all()
     assert found.isfinite().all(), "products with a probability of 0 are 0"
-
-
-def test_the_distribution_is_that_of_the_remaining_tokens():
-    logits = torch.zeros(4, requires_grad=True)
-    log_probs = torch.log_softmax(ban(logits, torch.tensor([1, 3])), dim=-1)
-    assert log_probs.exp().tolist() == pytest.approx([0.5, 0.0, 0.5, 0.0], abs=1e-6)
-    log_probs[0].backward()
-    assert logits.grad.tolist() == pytest.approx([0.5, 0.0, -0.5, 0.0], abs=1e-6)
-
-
-def test_no_banned_tokens_change_nothing():
-    logits = torch.tensor([1.0, 2.0])
-    assert ban(logits, torch.tensor([], dtype=torch.long)).tolist() == [1.0, 2.0]
 
 
 def frozen_names(actor) -> set[str]:

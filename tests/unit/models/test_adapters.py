@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.passes import logits_of
 from helpers.tables import frozen
-from helpers.tiny_models import build_experts, make_actor
+from helpers.tiny_models import make_actor
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
 
 from lmm_r1.errors import UserError
@@ -116,23 +116,6 @@ def test_doras_rows_are_turned_and_get_their_own_lengths_as_computed_by_hand():
     torch.testing.assert_close(merged_state_dict(model, weights)["0.weight"], expected)
 
 
-def test_in_bf16_a_new_dora_adapter_changes_nothing_though_lengths_are_rounded():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(48, 32, bias=False, dtype=torch.bfloat16))
-    before = model[0].weight.clone()
-    inject_adapter_in_model(LoraConfig(r=2, target_modules=["0"], use_dora=True), model)
-    lengths = torch.linalg.norm(before.float(), dim=1)
-    assert not torch.equal(magnitude_of(model[0]).float(), lengths)
-    assert torch.equal(merged_state_dict(model)["0.weight"], before)
-
-
-def test_given_weights_are_merged_in_place_of_the_models_own():
-    model = two_layers()
-    weights = {name: 2 * weight for name, weight in model.state_dict().items()}
-    # Twice the weight, and both factors twice: 2 x [[1, 2], [3, 4]] + 4 x [[6, -6], [1.5, -1.5]]
-    assert merged_state_dict(model, weights)["0.weight"].tolist() == [[26.0, -20.0], [12.0, 2.0]]
-
-
 def test_bf16_is_merged_in_fp32_and_rounded_once():
     layer = two_layers()[0]
     layer.scaling["default"] = 1.0
@@ -173,19 +156,6 @@ def test_named_targets_are_adapted_alone(folder):
     assert list(by_end) == ["model.layers.1.mlp.up_proj"]
 
 
-def test_a_layer_without_experts_between_those_with_them_gets_adapters_in_its_attention_alone(folder, tmp_path):
-    """Its MLP has the names of experts, which peft would take to mean the tensors that hold all of a layer's."""
-    build_experts(folder, tmp_path / "experts", mlp_only_layers=[0])
-    actor = make_actor(tmp_path / "experts", lora_rank=2)
-    assert isinstance(actor.model.model.layers[0].mlp.gate_proj, torch.nn.Linear)
-    expected = [f"model.layers.{layer}.self_attn.{kind}_proj" for layer in (0, 1) for kind in "qkvo"]
-    assert list(adapted_layers(actor.model)) == expected
-    with pytest.raises(
-        UserError, match="target_modules gate_proj: the language model has no linear layer of this name"
-    ):
-        make_actor(tmp_path / "experts", lora_rank=2, target_modules=("gate_proj",))
-
-
 def test_adapters_alone_are_trained_and_start_without_effect(folder):
     bare, actor = make_actor(folder), make_actor(folder, lora_rank=2, lora_alpha=8)
     trained = {name for name, weight in actor.model.named_parameters() if weight.requires_grad}
@@ -196,16 +166,6 @@ def test_adapters_alone_are_trained_and_start_without_effect(folder):
     sequences = torch.tensor([[7, 9, 11]])
     outputs = [logits_of(one, sequences, attention_mask=torch.ones_like(sequences)) for one in (bare, actor)]
     assert torch.equal(*outputs)
-
-
-def test_rslora_divides_by_the_root_of_the_rank(folder):
-    layers = adapted_layers(make_actor(folder, lora_rank=4, lora_alpha=6, use_rslora=True).model)
-    assert {layer.scaling["default"] for layer in layers.values()} == {3.0}
-
-
-def test_dropout_stands_in_front_of_the_adapters(folder):
-    actor = adapted(folder, lora_dropout=0.5)
-    assert {layer.lora_dropout["default"].p for layer in adapted_layers(actor.model).values()} == {0.5}
 
 
 @pytest.mark.parametrize(("settings", "message"), frozen("models/adapters", "settings_that_cannot_be_are_refused"))

@@ -112,17 +112,6 @@ def test_no_tensor_of_all_targets_and_a_vocabulary_is_made(monkeypatch):
     assert sizes[chunk_by_chunk] == TEACHER_HIDDEN * TEACHER_VOCABULARY
 
 
-@pytest.mark.parametrize("frozen", ["weight", "hidden"])
-def test_what_is_frozen_gets_no_gradient(frozen):
-    student = layer(HIDDEN, VOCABULARY, bias=True).requires_grad_(frozen != "weight")
-    hidden = HIDDEN_STATES.clone().requires_grad_(frozen != "hidden")
-    compared = Distillation(teacher=teacher_tokens(bias=True, scales=False), divergence=DIVERGENCE)
-    outcomes = DistilledOutcomes(targets=targets(), wanted=wanted(), distillation=compared)
-    given(outcomes, student, hidden, scales=False).sum().backward()
-    assert (student.weight.grad is None, hidden.grad is None) == (frozen == "weight", frozen == "hidden")
-    assert compared.teacher.layer.weight.grad is None
-
-
 def test_a_batch_without_targets_has_gradients_of_zero():
     """A rank whose rows were all too long still takes its part in the collectives of a backward pass."""
     nothing = WantedTokens.in_batch(torch.zeros_like(WANTED), width=WIDTH, device=torch.device("cpu"))

@@ -80,15 +80,6 @@ def test_it_is_what_torch_makes_of_both_distributions_and_so_are_its_gradients(n
 
 
 @pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd"])
-def test_it_is_zero_where_both_are_alike_and_above_zero_elsewhere(name):
-    student = logits(5)
-    same = divergence(name).values(student, student + 2.5)
-    assert same.abs().max() < 1e-12
-    assert divergence(name).gradients(student, student + 2.5).abs().max() < 1e-12
-    assert divergence(name).values(student, logits(6)).min() > 0
-
-
-@pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd"])
 def test_vocabularies_padded_to_other_sizes_are_compared_over_the_ids_of_both(name):
     student, teacher = logits(7), logits(8)
     ours = divergence(name, temperature=2.0)

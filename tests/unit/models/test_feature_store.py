@@ -70,21 +70,6 @@ def test_the_first_are_written_over_first():
     assert store.nbytes == 4 * 64
 
 
-def test_what_is_larger_than_the_memory_is_not_kept():
-    store = FeatureStore(3 * 64, links=None)
-    store.keep(key(1), features(1))
-    store.keep(key(2), features(2, lines=3))
-    assert kept(store, 1, 2) == [1]
-
-
-def test_what_is_found_does_not_change_when_it_is_written_over():
-    store = FeatureStore(2 * 64, links=None)
-    store.keep(key(1), features(1))
-    (found,) = store.find(key(1), device=CPU)
-    store.keep(key(2), features(2))
-    assert (found == 1).all()
-
-
 def test_a_process_reads_what_another_keeps_until_it_is_written_over_or_the_other_ends(links, tmp_path):
     """The other has room for two, and keeps 1 and 2 and, when it is told to, 3."""
     program = f"""

@@ -1,4 +1,3 @@
-import logging
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.image_features import FeatureCounts, process_store
-from lmm_r1.models.loading import is_compiled
 
 KIT = "qwen2_5_vl"
 # Of log-probs of 4 in single precision.
@@ -87,14 +85,6 @@ def test_new_weights_make_new_features_once_the_model_is_told(folder, batches):
     torch.testing.assert_close(after, results(plain, batches[0]), atol=ROUNDING, rtol=0)
 
 
-def test_a_model_that_is_checked_computes_everything(folder, batches):
-    actor = make_actor(folder, **FROZEN)
-    with actor.computing_images():
-        results(actor, batches[0])
-    assert process_store(2**28).nbytes == 0
-    assert actor.take_feature_counts() == FeatureCounts()
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -108,40 +98,3 @@ def test_a_model_that_is_checked_computes_everything(folder, batches):
 )
 def test_features_of_a_tower_that_is_trained_and_those_that_nobody_asks_for_are_not_kept(folder, settings):
     assert make_actor(folder, **settings).features is None
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        FROZEN,
-        {"lora_rank": 2, "image_cache_gib": 0.25},
-        {"freeze_prefix": ("model.visual.",), "image_cache_gib": 0.25},
-        {"trained": False, "image_cache_gib": 0.25},
-    ],
-)
-def test_whatever_keeps_the_tower_as_it_is_lets_its_features_be_kept(folder, settings):
-    assert make_actor(folder, **settings).features is not None
-
-
-def test_a_tower_with_dropout_keeps_nothing_where_it_is_in_training(folder, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("lmm_r1.models.image_features.chances", lambda model: ["model.visual.blocks.0.attn.dropout"])
-    with caplog.at_level(logging.WARNING):
-        assert make_actor(folder, **FROZEN).features is None
-    assert "model.visual.blocks.0.attn.dropout of the frozen vision tower leaves something to chance" in caplog.text
-    assert make_actor(folder, trained=False, image_cache_gib=0.25).features is not None
-
-
-def test_a_compiled_model_looks_nothing_up():
-    assert is_compiled({"compile": {"deepcompile": True}})
-    assert not is_compiled({"compile": {"deepcompile": False}})
-    assert not is_compiled({})
-    assert not is_compiled(None)
-
-
-def test_counts_of_processes_add_up():
-    counts = [FeatureCounts(needed=3, computed=1, kept_bytes=2**30), FeatureCounts(needed=1, computed=1)]
-    assert FeatureCounts.total(counts).metrics("critic") == {
-        "image_cache/critic_found": 0.5,
-        "image_cache/critic_gib": 1.0,
-    }
-    assert FeatureCounts().metrics("critic") == {}

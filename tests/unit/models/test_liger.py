@@ -17,7 +17,7 @@ from transformers.models.glm4v.modeling_glm4v import apply_rotary_pos_emb as int
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from lmm_r1.models import liger, loading
+from lmm_r1.models import liger
 from lmm_r1.models.liger import fuse, use_liger
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -97,35 +97,6 @@ def test_a_gated_layer_keeps_its_projections_and_what_it_computes(calls, layer, 
     assert ([name for name, _ in calls], [*layer.state_dict()]) == ([kernel], names)
 
 
-class Swapped(LlamaMLP):
-    """Activates the other half."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
-
-
-class Scaled(LlamaRMSNorm):
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(hidden_states)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        torch.nn.LayerNorm(16, bias=False),
-        Scaled(16),
-        Swapped(LlamaConfig(**SIZES)),
-        LlamaMLP(LlamaConfig(**SIZES, hidden_act="gelu")),
-        torch.nn.Linear(16, 16),
-    ],
-    ids=lambda module: type(module).__name__,
-)
-def test_a_module_that_computes_something_else_stays(calls, module):
-    before = type(module)
-    assert not fuse(module)
-    assert type(module) is before
-
-
 def test_a_rotation_is_known_by_what_it_computes():
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as whole
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_multimodal_rotary_pos_emb as sections
@@ -184,13 +155,3 @@ def test_a_kernel_that_does_not_run_leaves_the_model_as_it_is(calls, monkeypatch
     liger._failure.cache_clear()
     assert type(norm) is LlamaRMSNorm
     assert "slower without Liger's kernels: Failed to find C compiler" in caplog.text
-
-
-def test_deepcompile_makes_its_own_kernels(folder, calls, monkeypatch):
-    monkeypatch.setattr(loading, "use_liger", lambda model: pytest.fail("one graph of each pass"))
-    config = {
-        "compile": {"deepcompile": True},
-        "zero_optimization": {"stage": 2},
-        "tensor_parallel": {"autotp_size": 1},
-    }
-    make_actor(folder, ds_config=config)

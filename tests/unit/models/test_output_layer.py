@@ -127,16 +127,6 @@ def test_the_gradient_of_the_weight_is_written_once_and_never_added_up(monkeypat
     assert not made["aten::mm", (VOCABULARY, HIDDEN)]
 
 
-@pytest.mark.parametrize("frozen", ["weight", "hidden"])
-def test_what_is_frozen_gets_no_gradient(frozen):
-    sampler = TokenDistribution(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
-    layer = torch.nn.Linear(HIDDEN, VOCABULARY)
-    layer.requires_grad_(frozen != "weight")
-    hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=frozen != "hidden")
-    from_hidden(sampler, entropy=True)(layer, hidden).sum().backward()
-    assert (layer.weight.grad is None, hidden.grad is None) == (frozen == "weight", frozen == "hidden")
-
-
 def test_no_tensor_of_all_tokens_and_the_vocabulary_is_made(monkeypatch):
     monkeypatch.setattr(output_layer, "CHUNK_BYTES", 4 * 4 * VOCABULARY)
     sampler = TokenDistribution(temperature=0.7, banned_token_ids=torch.tensor([2]))

@@ -33,17 +33,3 @@ def test_one_patch_is_the_sum_over_its_values_times_the_weights():
         model[0].weight.copy_(torch.tensor([2.0, 3.0]).view(1, 1, 1, 1, 2))
         model[0].bias.fill_(0.5)
     assert model(torch.tensor([5.0, 7.0]).view(1, 1, 1, 1, 2)).item() == 2 * 5 + 3 * 7 + 0.5
-
-
-def test_a_video_that_is_not_cut_into_patches_is_convolved_as_before():
-    stock, product = embedding(), embedding()
-    multiply_patches(product)
-    video = torch.randn(1, 2, 4, 6, 2)
-    assert torch.equal(product(video), stock(video))
-
-
-@pytest.mark.parametrize("settings", [{"padding": 1}, {"dilation": 2}])
-def test_other_convolutions_are_left_alone(settings):
-    model = embedding(**settings)
-    multiply_patches(model)
-    assert type(model[0]) is torch.nn.Conv3d

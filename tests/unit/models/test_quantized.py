@@ -3,22 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import bitsandbytes.functional
 import pytest
 import torch
 from helpers.passes import logits_of
-from helpers.tiny_models import build_experts, make_actor
+from helpers.tiny_models import make_actor
 from safetensors import safe_open
 
 from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter
-from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import (
     FrozenLinear4bit,
     adapted_layers,
     adapters_off,
     dequantized_tensors,
-    language_layers,
     merged_state_dict,
     packed_bytes,
     quantized_layers,
@@ -126,27 +123,3 @@ def test_what_is_saved_of_adapters_in_4_bits_gives_the_trained_model_again(folde
     merge_adapter(again)
     for name, weight in again.state_dict().items():
         torch.testing.assert_close(weight, merged[name], atol=1e-6, rtol=0)
-
-
-def test_a_base_in_bf16_computes_and_merges_in_bf16(folder):
-    actor = make_actor(folder, lora_rank=2, load_in_4bit=True, param_dtype="bf16")
-    assert {weight.dtype for weight in actor.model.parameters()} == {torch.uint8, torch.bfloat16}
-    assert actor.model(SEQUENCES).logits.dtype is torch.bfloat16
-    assert {weight.dtype for weight in merged_state_dict(actor.model).values()} == {torch.bfloat16}
-
-
-def test_experts_that_are_one_tensor_a_layer_are_refused(folder, tmp_path):
-    build_experts(folder, tmp_path)
-    with pytest.raises(
-        UserError, match=r"--ds.load_in_4bit: the experts .*experts.*take --ds.lora.rank with --ds.zero"
-    ):
-        make_actor(tmp_path, lora_rank=2, load_in_4bit=True)
-
-
-def test_no_evaluation_turns_weights_around_on_a_cpu_with_bf16_instructions(folder, monkeypatch):
-    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
-    actor = make_actor(folder, load_in_4bit=True)
-    before = {name: layer.weight.clone() for name, layer in quantized_layers(actor.model).items()}
-    assert len(before) == len(language_layers(actor.model, actor.kit)) == 14
-    logits(actor)
-    assert all(torch.equal(layer.weight, before[name]) for name, layer in quantized_layers(actor.model).items())

@@ -31,7 +31,6 @@ from lmm_r1.rl.advantages import (
     group_deviations,
     whitened,
 )
-from lmm_r1.rl.outputs import add_advantages
 from lmm_r1.rl.samples import TrainingSample
 
 NAMES = typing.get_args(EstimatorName)
@@ -119,24 +118,12 @@ def shaped_rewards(rewards: torch.Tensor, *, estimator: str, **settings: object)
     return found.view(rewards.shape)
 
 
-def test_every_name_of_the_configuration_has_its_estimator():
-    assert set(ESTIMATORS) == set(NAMES) == set(BY_HAND)
-    for name, estimator in ESTIMATORS.items():
-        assert estimator.__name__ == name
-        assert estimator.__doc__, f"{name} names no paper and no formula"
-
-
 @pytest.mark.parametrize("estimator", NAMES)
 def test_rewards_are_shaped_as_by_hand(estimator):
     case = BY_HAND[estimator]
     for rewards, expected in ((PAIR, case.pair), (THREE, case.three)):
         (shaped,) = shaped_rewards(single(*rewards), estimator=estimator).tolist()
         assert shaped == pytest.approx(expected, abs=1e-7)
-
-
-def test_the_baseline_of_flash_reinforce_is_the_batchs_mean():
-    shaped = shaped_rewards(torch.tensor([[0.0, 1.0], [1.0, 1.0]]), estimator="flash_reinforce")
-    assert shaped.tolist() == [[-0.75, 0.25], [0.25, 0.25]]
 
 
 @pytest.mark.parametrize("estimator", COMPARING)
@@ -165,45 +152,10 @@ def test_rewards_that_differ_by_rounding_are_equal(estimator):
     assert shaped_rewards(around, estimator=estimator).tolist() == [[0.0] * 2]
 
 
-def test_small_rewards_that_differ_still_count():
-    shaped = shaped_rewards(single(1e-4, 2e-4), estimator="group_norm")
-    assert shaped.flatten().tolist() == pytest.approx([-HALF_ROOT, HALF_ROOT], rel=2e-5)  # + 1e-9 below
-    shaped = shaped_rewards(single(1000.0, 1000.5), estimator="group_norm")
-    assert shaped.flatten().tolist() == pytest.approx([-HALF_ROOT, HALF_ROOT])
-
-
 @pytest.mark.parametrize("estimator", NAMES)
 def test_a_sample_alone_is_compared_with_nothing(estimator):
     (shaped,) = shaped_rewards(single(0.9), estimator=estimator).flatten().tolist()
     assert shaped == (0.0 if estimator in COMPARING else pytest.approx(0.9))
-
-
-@pytest.mark.parametrize("estimator", NAMES)
-def test_what_is_whitened_is_said_by_the_estimator(estimator):
-    advantages = estimate(single(*PAIR), estimator=estimator).advantages
-    case = BY_HAND[estimator]
-    expected = [-1.0, 1.0] if case.whitened else case.pair
-    assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
-    advantages = estimate(single(*PAIR), estimator=estimator, divide=False).advantages
-    expected = [-0.4, 0.4] if case.whitened else case.pair
-    assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("estimator", NAMES)
-def test_advantages_move_with_rewards_as_they_should(estimator):
-    rewards = torch.rand(3, 5, generator=torch.Generator().manual_seed(4), dtype=torch.double)
-    order = torch.tensor([3, 0, 4, 1, 2])
-
-    def advantages(rewards: torch.Tensor) -> torch.Tensor:
-        found = estimate(rewards, estimator=estimator, pass_k=3).advantages
-        return found.view(rewards.shape).double()
-
-    plain = advantages(rewards)
-    # No baseline but the whitening's mean is left of a reward that all have more.
-    torch.testing.assert_close(advantages(rewards + 3), plain, atol=1e-6, rtol=0)
-    scale = 2.0 if BY_HAND[estimator].doubles else 1.0
-    torch.testing.assert_close(advantages(2 * rewards), scale * plain, atol=1e-6, rtol=0)
-    torch.testing.assert_close(advantages(rewards[:, order]), plain[:, order], atol=1e-6, rtol=0)
 
 
 def test_remax_compares_with_the_greedy_response_of_the_same_prompt():
@@ -214,15 +166,6 @@ def test_remax_compares_with_the_greedy_response_of_the_same_prompt():
     # 0.1 + 0.7 + 0.1 in single precision is not 0.9, and no better.
     summed = (torch.tensor(0.1) + torch.tensor(0.7) + torch.tensor(0.1)).view(1, 1)
     assert shaped_rewards(single(0.9), estimator="remax", greedy=summed).tolist() == [[0.0]]
-
-
-def test_the_greedy_response_pays_for_its_length_as_samples_do():
-    penalties = {"rollout__max_new_tokens": 4, "reward__overlong_buffer_len": 2.0}
-    # Of 3 and 4 tokens, half and all of the buffer of 2.
-    samples = [greedy(1.0), greedy(1.0, length=3), greedy(1.0, length=4), greedy(0.0)]
-    given = [TrainingSample.of(one, max_len=10) for one in samples]
-    add_advantages(rewarded([0.0] * 12), config("remax", **penalties), kl_weight=0.1, greedy=given)
-    assert [one.reward for one in given] == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_the_best_of_k_counts_as_in_the_papers_formulas():
@@ -308,16 +251,6 @@ def test_returns_and_generalized_advantages_are_openrlhfs(gamma, lambd):
     assert (found + mask * values)[counted].equal(returns[counted])
 
 
-def test_the_next_token_is_the_next_that_was_generated():
-    mask = torch.tensor([[1, 0, 0, 1]])
-    rewards, values = torch.tensor([[0.0, 0.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.0, 0.0, 0.4]])
-    returns = discounted_returns(rewards, mask=mask, gamma=0.5)
-    assert returns[mask.bool()].tolist() == [0.5, 1.0]
-    # 1 - 0.4 = 0.6; 0.9 x 0.4 - 0.2 = 0.16, and 0.16 + 0.72 x 0.6 = 0.592.
-    found = generalized_advantages(rewards, values, mask=mask, gamma=0.9, lambd=0.8)
-    assert found[mask.bool()].tolist() == pytest.approx([0.592, 0.6])
-
-
 @pytest.mark.parametrize("estimator", COMPARING)
 @pytest.mark.parametrize("fourth", [9.0, -1e6, 0.5])
 def test_nobody_is_compared_with_a_sample_that_does_not_count(estimator, fourth):
@@ -327,13 +260,6 @@ def test_nobody_is_compared_with_a_sample_that_does_not_count(estimator, fourth)
     found = estimate(rewards, estimator=estimator, counted=counted, greedy=greedy).token_rewards
     assert found.flatten()[:3].tolist() == pytest.approx(BY_HAND[estimator].uncounted, abs=1e-6)
     assert found.flatten()[3] == 0.0
-
-
-def test_a_group_of_which_nothing_counts_has_no_advantage():
-    nothing = torch.zeros(1, 2, dtype=torch.bool)
-    for estimator in COMPARING:
-        found = estimate(single(1.0, 0.0), estimator=estimator, counted=nothing).token_rewards
-        assert not found.any()
 
 
 def test_a_batch_is_whitened_over_its_tokens():
@@ -435,16 +361,6 @@ def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, p
         assert found.kl is None
 
 
-@pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae"}))
-@pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3])
-def test_a_rollout_of_equal_rewards_teaches_nothing(estimator, reward):
-    _, ours = makers(config(estimator))
-    ours.greedy = [greedy(reward)] * len(ours.greedy)
-    for one in ours.with_advantages(rewarded([reward] * 12)):
-        assert not one.advantages[one.loss_mask].any()
-        assert one.logged["group_reward_std"] == 0.0
-
-
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("estimator", NAMES)
 def test_a_reward_that_is_no_number_stops_with_its_row(estimator, wrong):
@@ -453,21 +369,3 @@ def test_a_reward_that_is_no_number_stops_with_its_row(estimator, wrong):
     _, ours = makers(config(estimator))
     with pytest.raises(UserError, match=rf"^rows.jsonl, line 3: the reward of a response is {wrong}, .*remote_url"):
         ours.with_advantages(rewarded(rewards))
-
-
-@pytest.mark.parametrize("source", ["kl", "values"])
-def test_an_advantage_that_is_no_number_stops_with_its_row(source):
-    _, ours = makers(config("gae"))
-    samples = rewarded([1.0, 0.0] * 6)
-    getattr(samples[7], source)[0] = math.nan
-    with pytest.raises(UserError, match=r"^rows.jsonl, line 3: the advantage of a response is nan.*reference model"):
-        ours.with_advantages(samples)
-
-
-def test_what_is_compared_is_whole_groups_in_their_order():
-    _, ours = makers(config("group_norm"))
-    torn = rewarded([0.0] * 12)
-    torn[5].group = 2
-    for wrong in (torn, rewarded([0.0] * 12)[::-1], rewarded([0.0] * 12)[1:]):
-        with pytest.raises(AssertionError, match="whole groups, in the rollout's order"):
-            ours.with_advantages(wrong)

@@ -146,16 +146,6 @@ def test_the_next_rollout_is_made_while_the_policy_learns_and_its_weights_are_on
     assert [status["async/stale_samples"] for status in run.logged] == [0, 1, 1]
 
 
-def test_what_a_curriculum_has_measured_is_logged_with_the_step_that_it_was_measured_in(scripted):
-    updates_after = {1: "generated 2", 2: "generated 3"}
-    run = scripted(6, updates_after=updates_after, episodes=2, data__curriculum="easy_first")
-    run.learner.generator.solved_in = 1
-    assert run.fit() == 6
-    # Two of two prompts, of four, of six; then those of the first step come again, and are not solved.
-    assert [status["prompts_solved"] for status in run.logged][:3] == [1.0, 0.5, pytest.approx(1 / 3)]
-    assert run.logged[-1]["prompts_solved"] == 0.0
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_sample_is_older_than_the_queue_allows_and_so_far_ahead_rollouts_are_made(scripted, size):
     steps = 7
@@ -220,12 +210,3 @@ def test_a_killed_run_that_is_taken_up_loses_and_repeats_no_prompt(scripted, siz
         again.prompts.load_state_dict(killed.saved[-1]["data_loader_state_dict"])
     assert again.fit() == len(expected)
     assert killed.learnt + again.learnt == expected
-
-
-def test_what_the_generation_raises_ends_the_run_when_its_rollout_is_due(scripted):
-    run = scripted(8)
-    run.fails_at = 3
-    with pytest.raises(UserError, match="the reward server is gone"):
-        run.fit()
-    assert run.learnt == order_of(8)[:2], "what was made before is learnt from"
-    assert [states["global_step"] for states in run.saved] == [1, 2]

@@ -14,7 +14,7 @@ from lmm_r1.lmm_kits import Media
 from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.rl.losses import value_loss
 from lmm_r1.rl.samples import TrainingSample
-from lmm_r1.rl.workers import KitCriticActor, KitRewardActor
+from lmm_r1.rl.workers import KitCriticActor
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -129,22 +129,3 @@ def test_the_passes_of_an_optimizer_step_add_up_to_its_loss_and_get_their_media(
     # Distances to the returns over 4 tokens; the clipped value does not learn.
     gradients = [output.grad.tolist() for output in model.outputs]
     assert gradients == [[[-0.1875, 0.125], [-0.125, 0.0]], [[0.0, 0.0]]]
-
-
-def test_a_critic_worker_gets_media_and_prompts_of_passes():
-    model = PlayedModel([[1.0, 2.0]], [[1.0, 2.0]])
-    passes = [[learnt(mask=[0, 1], media=IMAGE)], [learnt(mask=[0, 1])]]
-    (first,), (second,) = worker_of(KitCriticActor, model).forward(passes)
-    assert first.tolist() == second.tolist() == [0.0, 2.0]
-    assert [[sample.media for sample in given] for given in model.given] == [[IMAGE], [None]]
-    assert [(sample.group, sample.prompt_tokens) for (sample,) in model.given] == [(7, 1)] * 2
-    assert model.modes == ["eval"]
-
-
-def test_a_reward_worker_asks_for_the_rewards_of_whole_samples_with_their_media():
-    model = PlayedModel([0.5, -1.0])
-    (rewards,) = worker_of(KitRewardActor, model).forward([[learnt(mask=[1, 1]), learnt(mask=[1, 1], media=IMAGE)]])
-    assert [reward.item() for reward in rewards] == [0.5, -1.0]
-    (given,) = model.given
-    assert [sample.media for sample in given] == [None, IMAGE]
-    assert model.settings == {"ring_attn_group": None, "of_samples": True}

@@ -1,7 +1,6 @@
 """Which groups filters leave out, by numbers worked out by hand, and what is said of them."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.rl.filtering import ExperienceFilter, GroupFilter, counts, deviation, dropped_group, rewards_summary
+from lmm_r1.rl.filtering import ExperienceFilter, GroupFilter, deviation
 
 QUESTION = replace(row(message("user", "?"), answer="7"), location="rows.jsonl, line 4")
 
@@ -63,24 +62,9 @@ def test_masked_samples_have_no_say_as_no_group_is_compared_with_them():
     assert GroupFilter().judged(samples) == samples
 
 
-def test_a_reward_that_is_no_number_is_not_dropped_but_told_when_advantages_are_made():
-    samples = group(float("nan"), 1.0)
-    assert GroupFilter(bounds=(0, 1), min_std=0.1).judged(samples) == samples
-
-
 def test_a_part_that_no_reward_has_is_told_with_those_that_are_there():
     with pytest.raises(UserError, match=r"^--algo.dynamic_filtering_part acc: .*rows.jsonl, line 4 .*found: accuracy"):
         GroupFilter(bounds=(0, 1), part="acc").judged(group(1.0, 0.0))
-
-
-def test_what_dropped_rewards_look_like_is_told_in_one_line():
-    dropped = [
-        dropped_group(group(*rewards), "range", recorded=False) for rewards in ((0, 0), (0, 0), (1, 1), (5, 6.5))
-    ]
-    assert rewards_summary(dropped) == "in 2 groups all are 0, in 1 groups all are 1, in 1 they differ (5 to 6.5)"
-    assert counts(dropped) == {"range": 4}
-    many = [dropped_group(group(value, value), "std", recorded=False) for value in (1, 1, 2, 3, 4, 5)]
-    assert rewards_summary(many).endswith("in 2 all are equal to some other number")
 
 
 def test_a_runs_flags_make_its_filter(tmp_path):
@@ -127,19 +111,6 @@ def test_a_function_of_the_users_keeps_groups_or_samples_and_what_it_leaves_out_
     assert not GroupFilter(bounds=(0, 1)).masks
 
 
-def test_a_function_is_given_plain_values_that_nothing_comes_back_from(function):
-    text = (
-        "def experience_filter(samples):\n"
-        "    first = samples[0]\n"
-        "    assert (first['label'], first['response'], first['location']) == ('7', 'answer 0', 'rows.jsonl, line 4')\n"
-        "    assert (first['score'], first['parts'], first['response_length']) == (0.5, {'accuracy': 1.0}, 2)\n"
-        "    first['parts'].clear(); first['reward'] = 9\n"
-        "    return True\n"
-    )
-    samples = group(1.0, 0.0, accuracy=(1.0, 0.0))
-    assert GroupFilter(function=function(text)).judged(samples) == group(1.0, 0.0, accuracy=(1.0, 0.0))
-
-
 def test_an_error_of_the_function_names_its_file_and_line_and_the_row(function):
     with pytest.raises(UserError, match="keep_all names no file; give it as FILE.py or FILE.py:experience_filter"):
         ExperienceFilter("keep_all")
@@ -150,13 +121,3 @@ def test_an_error_of_the_function_names_its_file_and_line_and_the_row(function):
         rule = GroupFilter(function=function(f"def experience_filter(samples): return {reply}\n"))
         with pytest.raises(UserError, match="return True or False for the whole group, or a list of 2 of them"):
             rule.judged(group(1.0, 0.0))
-
-
-def test_a_filter_runs_in_the_main_thread_of_a_process_whoever_calls_it(function):
-    code = (
-        "import signal\n\nasync def experience_filter(samples):\n"
-        "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n    return True\n"
-    )
-    rule = GroupFilter(function=function(code))
-    with ThreadPoolExecutor() as threads:
-        assert threads.submit(rule.judged, group(1.0, 0.0)).result() == group(1.0, 0.0)

@@ -7,11 +7,10 @@ import ray
 import torch
 from helpers.played_updates import update_by_ids
 from helpers.rl_steps import PlayedGroup, StepParts, sample, trained
-from helpers.samples import media_ref
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.data.sample import MediaRef, PlacedRef
+from lmm_r1.data.sample import MediaRef
 from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.samples import TrainingSample
 
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_process")
 # Two groups of two; a token's loss is its id. Of each group one is masked.
 KEPT = {50: 3, 53: 4}
 MASKED = {51: 1, 52: 2}
-IMAGE, CROP = media_ref("image"), media_ref("crop")
 
 
 def one(
@@ -84,15 +82,6 @@ def test_a_masked_sample_takes_no_more_than_the_prompt_that_its_group_computes()
     # What is logged of it stays: how long it was, and that it was masked.
     assert sorted(sample.logged["response_length"] for sample in found) == [1, 2, 3, 4]
     assert sorted(sample.masked for sample in found) == [False, False, True, True]
-
-
-def test_a_masked_sample_brings_the_medias_of_its_prompt_alone():
-    masked = one([1, 2], [51, 6, 6, 51], masked=True, media=IMAGE)
-    masked.media = (PlacedRef(0, IMAGE, end=2), PlacedRef(3, CROP, end=4))
-    others = [one([1, 2], [50], masked=False, media=IMAGE) for _ in range(3)]
-    made = maker(ranks=1, share_prefix=True, train__micro_batch_size=4)
-    (((found,),),) = made.update_passes([masked, *others], step=0).steps
-    assert [sample.media for sample in found] == [(PlacedRef(0, IMAGE, end=2),)] * 4
 
 
 def test_a_step_of_masked_samples_alone_is_worth_nothing_and_stays_a_number(monkeypatch):

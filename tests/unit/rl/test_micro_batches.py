@@ -123,12 +123,6 @@ def test_ranks_of_unequal_content_make_as_many_passes():
     assert other == [{4, 5}, {6, 7}]
 
 
-def test_the_largest_passes_come_first_on_every_rank():
-    samples = groups([1, 1], [40, 40], [2, 2], [30, 30])
-    # Tokens: 12, 90, 14, 70.
-    assert sets(plan_forward(samples, ranks=2, limits=shared(samples=2))) == [[{2, 3}, {0, 1}], [{6, 7}, {4, 5}]]
-
-
 def group_counts(steps: list[list[list[list[int]]]], samples: list[SampleSize]) -> list[Counter]:
     """How many samples of which group each optimizer step holds."""
     names = {sample.index: sample.group for sample in samples}
@@ -144,46 +138,11 @@ def test_an_optimizer_step_holds_whole_groups():
     assert len(set().union(*counts)) == 10
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("limits", [shared(samples=1), apart(samples=3), shared(tokens=20)])
-def test_every_sample_is_in_one_step_also_if_the_last_one_is_smaller(limits, ranks):
-    samples = groups(*[[1 + place for place in range(4)] for _ in range(4)])
-    steps = plan_update(samples, batch_size=12, ranks=ranks, limits=limits, seed="a")
-    assert [len(sum((batch for rank in step for batch in rank), [])) for step in steps] == [12, 4]
-    assert sorted(index for step in steps for rank in step for batch in rank for index in batch) == list(range(16))
-
-
 def test_a_group_that_straddles_two_optimizer_steps_is_divided():
     samples = groups(*[[1] * 4 for _ in range(3)])
     counts = group_counts(plan_update(samples, batch_size=6, ranks=1, limits=shared(samples=4), seed="a"), samples)
     assert [sorted(count.values()) for count in counts] == [[2, 4], [2, 4]]
     assert sum(counts, Counter()) == {0: 4, 1: 4, 2: 4}
-
-
-def test_the_order_of_groups_changes_with_the_seed_alone():
-    samples = groups(*[[length] * 4 for length in range(1, 9)])
-    settings = {"batch_size": 8, "limits": shared(samples=4), "ranks": 1}
-    first = group_counts(plan_update(samples, **settings, seed="42-0"), samples)
-    assert group_counts(plan_update(samples, **settings, seed="42-0"), samples) == first
-    others = [group_counts(plan_update(samples, **settings, seed=f"42-{step}"), samples) for step in (1, 2)]
-    assert first != others[0] != others[1] != first
-
-
-@pytest.mark.parametrize("limits", [shared(samples=1), shared(tokens=40), apart(samples=3), apart(tokens=64)])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_step_holds_the_same_samples_however_it_is_cut(limits, ranks):
-    samples = groups(*[[1 + (3 * group + place) % 17 for place in range(6)] for group in range(8)])
-    settings = {"batch_size": 16, "seed": "42-7"}
-    plain = plan_update(samples, **settings, ranks=1, limits=apart(samples=1))
-    steps = plan_update(samples, **settings, ranks=ranks, limits=limits)
-    members = [[{index for batch in rank for index in batch} for rank in step] for step in steps]
-    assert [set().union(*step) for step in members] == [
-        {index for batch in rank for index in batch} for (rank,) in plain
-    ]
-    for step, shares in zip(steps, members, strict=True):
-        assert len({len(rank) for rank in step}) == 1, "every rank makes as many passes"
-        assert {len(share) for share in shares} == {16 // ranks}
-        assert sum(map(len, shares)) == sum(len(batch) for rank in step for batch in rank) == 16
 
 
 def tree(*samples: tuple[dict[int, int], int], group: int = 0, prompt: int = 10, first: int = 0) -> list[SampleSize]:
@@ -221,35 +180,6 @@ def test_a_tree_over_the_tokens_is_divided_between_its_branches():
     assert of_one_rank(TRUNKS, shared(tokens=70)) == [{0, 2, 4, 6}, {1, 3, 5}]
     # Three branches of the first trunk make 65 tokens, and the fourth goes alone.
     assert of_one_rank(TRUNKS, shared(tokens=65)) == [{0, 2, 4}, {1, 3, 5}, {6}]
-
-
-def test_a_branch_goes_where_it_has_the_most_in_common():
-    owns = (30, 30, 30, 3), (29, 28, 27, 2)
-    samples = tree(*[({trunk: 20}, own) for trunk, numbers in enumerate(owns) for own in numbers])
-    # The last of the second trunk would have room behind {2}, too, where it would bring its trunk along.
-    assert of_one_rank(samples, shared(tokens=100)) == [{0, 1, 3}, {4, 5, 7}, {2}, {6}]
-
-
-def test_a_pass_that_must_be_divided_is_divided_between_branches():
-    # 102 tokens in one pass, and 60 + 60 in each of two.
-    samples = tree(({1: 40}, 5), ({2: 30}, 6), ({1: 40}, 5), ({2: 30}, 6))
-    for place in range(4, 8):
-        samples += tree(({}, 50), group=place, first=place)
-    one, other = sets(plan_forward(samples, ranks=2, limits=shared(tokens=125)))
-    assert (one, other) == ([{0, 2}, {1, 3}], [{4, 5}, {6, 7}])
-
-
-def test_ranks_get_branches_that_go_on_alike_together():
-    # Branches stand between one another; each rank has room for three.
-    samples = tree(({1: 40}, 5), ({2: 40}, 5), ({1: 40}, 5), ({2: 40}, 5), ({1: 40}, 5), ({2: 40}, 5))
-    assert sets(plan_forward(samples, ranks=2, limits=shared())) == [[{0, 2, 4}], [{1, 3, 5}]]
-
-
-def test_a_group_that_straddles_steps_is_divided_between_branches_with_and_without_sharing():
-    samples = tree(({1: 40}, 5), ({2: 40}, 5), ({1: 40}, 5), ({2: 40}, 5))
-    for limits in (shared(samples=4), apart(samples=1)):
-        steps = plan_update(samples, batch_size=2, ranks=1, limits=limits, seed="a")
-        assert [{index for rank in ranks for batch in rank for index in batch} for ranks in steps] == [{0, 2}, {1, 3}]
 
 
 @pytest.mark.parametrize("seed", range(20))

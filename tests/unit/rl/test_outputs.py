@@ -14,7 +14,7 @@ from helpers.tables import table
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import PlacedRef
-from lmm_r1.rl.batching import Pass, pass_limits, sample_sizes
+from lmm_r1.rl.batching import Pass, sample_sizes
 from lmm_r1.rl.outputs import add_advantages, is_on_policy
 from lmm_r1.rl.samples import TrainingSample
 
@@ -97,10 +97,6 @@ def rollout() -> list[TrainingSample]:
     ]
 
 
-def places(passes: list[Pass]) -> list[list[int]]:
-    return [[one.place for one in part] for part in passes]
-
-
 def test_a_group_has_its_prompt_in_common():
     sizes = sample_sizes([*rollout(), sample([1, 2], [4])])
     assert [(size.prompt, size.response) for size in sizes] == [
@@ -127,50 +123,6 @@ def test_what_samples_of_a_group_go_on_alike_with_is_known(monkeypatch):
     assert [(size.response, size.own) for size in sample_sizes(samples[:3])] == [(4, 1), (4, 1), (4, 3)]
 
 
-def test_a_sample_without_a_response_is_all_prompt():
-    (size,) = sample_sizes([sample([1, 2, 3], [])])
-    assert (size.prompt, size.response) == (3, 0)
-
-
-def test_limits_are_those_of_the_flags():
-    flags = {"train__micro_batch_size": 4, "train__max_tokens_per_gpu": 600, "rollout__micro_batch_size": 8}
-    settings = config(**flags)
-    limits = pass_limits(settings, settings.train, share_prefix=True)
-    assert (limits.samples, limits.tokens, limits.share_prefix) == (4, 600, True)
-    limits = pass_limits(settings, settings.rollout, share_prefix=False)
-    assert (limits.samples, limits.tokens, limits.share_prefix) == (8, None, False)
-    # What the rollout's models may take is that of the update where nothing else is given.
-    assert pass_limits(settings, settings.rollout, share_prefix=True).tokens == 600
-    settings = config(**flags, train__dynamic_batch_enable=True, rollout__max_tokens_per_gpu=900)
-    limits = pass_limits(settings, settings.rollout, share_prefix=False)
-    assert (limits.samples, limits.tokens, limits.share_prefix) == (None, 900, False)
-    # Two GPUs share each pass.
-    settings = config(**flags, ds__ulysses_size=2, actor__num_gpus_per_node=2, ref__num_gpus_per_node=2)
-    assert pass_limits(settings, settings.train, share_prefix=True).tokens == 1200
-
-
-def test_the_rollouts_models_run_on_whole_groups_of_known_places():
-    passes = maker().forward_passes(rollout())
-    assert sorted(places(passes)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert all(len({one.media for one in part}) == 1 for part in passes)
-
-
-def test_without_shared_prefixes_they_run_on_exactly_as_many_samples_as_asked_for():
-    settings = config(rollout__micro_batch_size=3)
-    passes = maker(share_prefix=False, settings=settings).forward_passes(rollout())
-    assert [len(part) for part in passes] == [3, 3, 2]
-    assert sorted(sum(places(passes), [])) == list(range(8))
-
-
-def test_every_worker_of_every_model_gets_as_many_samples_and_passes():
-    # 4 workers, of which 2 share samples, beside 4 that do not: 4 shares.
-    made = maker(policy=Workers(actors=4, duplicates=2), reference=Workers(actors=4))
-    samples = rollout()
-    assert [len(part) for part in made.forward_passes(samples)] == [2, 2, 2, 2]
-    steps = made.update_passes(list(map(trained, samples)), step=0).steps
-    assert [[[len(part) for part in rank] for rank in step] for step in steps] == [[[1]] * 4] * 2
-
-
 def updated_samples(steps: list[list[list[Pass]]]) -> list[list[list[int]]]:
     """The tokens of the samples of each optimizer step, sorted."""
     return [sorted(one.token_ids.tolist() for rank in step for part in rank for one in part) for step in steps]
@@ -190,24 +142,6 @@ def test_an_optimizer_step_has_the_same_samples_however_they_are_computed(share_
     for step in range(4):
         assert steps(plain, step) == steps(other, step)
     assert len({str(steps(plain, step)) for step in range(4)}) > 1, "another order for every rollout"
-
-
-def test_samples_that_count_are_updated_as_they_are():
-    samples = list(map(trained, rollout()))
-    steps = maker().update_passes(samples, step=0).steps
-    found = [one for step in steps for rank in step for part in rank for one in part]
-    assert len(found) == len(samples)
-    assert {id(one) for one in found} == {id(one) for one in samples}
-
-
-@pytest.mark.parametrize("share_prefix", [True, False])
-def test_what_an_update_takes_at_least_has_every_prompt_of_a_step_once(share_prefix):
-    samples = list(map(trained, rollout()))
-    # Prompts of 2, 4, 4 and 1 tokens, and responses of 9 + 1, 2 + 4, 6 + 3 and 1 + 1.
-    assert maker(share_prefix=share_prefix).update_passes(samples, step=0).unique_tokens == 11 + 27
-    # One sample a step: both of a group need its prompt.
-    made = maker(share_prefix=share_prefix, settings=config(train__batch_size=1, train__micro_batch_size=1))
-    assert made.update_passes(samples, step=0).unique_tokens == 2 * 11 + 27
 
 
 @pytest.mark.parametrize(

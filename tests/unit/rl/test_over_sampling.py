@@ -13,16 +13,16 @@ import pytest
 import ray
 from helpers.conversations import message, row
 from helpers.rl_steps import KillableRun, Killed, NotedEngine, play_steps, small_run, without_workers
-from helpers.samples import generated_sample, of_answer
+from helpers.samples import of_answer
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample, WeightSpan
-from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream
+from lmm_r1.data.sample import Sample
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.filtering import GroupFilter
-from lmm_r1.rl.oversampling import GroupsUnderWay, OversamplingGenerator, StartedGroup, kept_tokens, samples_generator
+from lmm_r1.rl.oversampling import GroupsUnderWay, OversamplingGenerator, StartedGroup, samples_generator
 from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
 
 BATCH = 2
@@ -118,29 +118,12 @@ def test_a_rollout_ends_with_the_groups_that_finish_first_and_the_others_are_in_
     assert calls == ["pause_generation", "new weights", "resume_generation", "new weights", "new weights"]
 
 
-def test_a_group_may_be_held_over_as_often_as_the_user_says(scripted):
-    ticks = {"b": 10}
-    run = scripted("a b c d e f g h", ticks=ticks, rollout__oversample_max_held=2)
-    assert run.fit() == 4
-    # b is begun for the first step, and must be in the third.
-    assert run.learnt == [["a", "c"], ["d", "e"], ["f", "b"], ["g", "h"]]
-    assert [status["rollout/held_over_groups"] for status in run.logged] == [1, 1, 1, 0]
-
-
 def test_of_a_stream_that_ends_every_prompt_is_used_once_in_each_episode(scripted):
     # Of five prompts an episode's steps take four, as without over-sampling.
     run = scripted("a b c d e", ticks={"a": 9, "d": 7}, episodes=2)
     assert run.fit() == run.total_steps == 4
     assert sorted(name for step in run.learnt for name in step) == sorted("abcd" * 2)
     assert all(len(step) == BATCH for step in run.learnt)
-
-
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-def test_a_run_ends_after_the_steps_that_are_given(scripted, ahead):
-    run = scripted("a b c d e f g h", train__max_steps=2, rollout__oversample=1.0, train__async_enable=ahead)
-    assert run.total_steps == 2
-    assert run.fit() == 2
-    assert run.learnt == [["a", "b"], ["c", "d"]]
 
 
 @pytest.mark.parametrize("killed_in", range(1, 5))
@@ -210,30 +193,6 @@ def test_engines_that_sleep_are_held_up_before_and_an_evaluation_lets_them_go_on
         *("wake_up", "resume_generation", "pause_generation", "sleep"),
         *("wake_up", "resume_generation", "sleep"),
     ]
-
-
-def test_a_curriculum_is_told_of_a_group_when_it_has_ended(calls):
-    curriculum = MeasuredCurriculum("easy_first", rows=4)
-    prompts = PromptStream(rows_of("a b c d"), seed=0, episodes=1, curriculum=curriculum)
-    prompts._order = [3, 2, 1, 0]
-    generator = made(ticks={"c": 5}, calls=calls)
-    generator.rollout(prompts, count=BATCH)
-    # d and b have ended, half of their samples are right; c goes on.
-    assert [place for place, rate in enumerate(curriculum.solved) if rate == 0.5] == [1, 3]
-
-
-def test_how_many_are_under_way_together_is_rounded_up():
-    assert [GroupsUnderWay(factor=1.25, most_held=1).target(batch) for batch in (1, 4, 6)] == [2, 5, 8]
-    assert GroupsUnderWay(factor=1.1, most_held=1).target(10) == 11
-    assert GroupsUnderWay(factor=1, most_held=1).target(7) == 7
-
-
-def test_kept_tokens_are_those_of_earlier_weights():
-    sample = generated_sample((5, 6), (7, 8, 9), reward=1.0)
-    prompt, generated = sample.segments
-    held = replace(sample, segments=(prompt, replace(generated, weights=(WeightSpan(2, 2), WeightSpan(3, 1)))))
-    fresh = replace(sample, segments=(prompt, replace(generated, weights=(WeightSpan(3, 3),))))
-    assert kept_tokens([held, fresh, held], updates=3) == 4
 
 
 @pytest.mark.parametrize(("oversample", "kind"), [(1.0, KitSamplesGenerator), (1.25, OversamplingGenerator)])

@@ -1,6 +1,5 @@
 """The RL loop over prompts that are filtered: what is gathered is learnt from, and what is left out is told."""
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,9 @@ from helpers.samples import of_answer
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.filtering import GroupFilter
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, group_settings
-from lmm_r1.rl.samples import TrainingSample
-from lmm_r1.scoring import Moment
 
 BATCH = 3
 
@@ -109,27 +105,6 @@ def test_engines_get_what_a_policy_in_4_bits_computes_with_before_they_generate(
     assert asked == ([0] if in_4bit else [])
 
 
-def test_a_step_lets_go_of_its_samples_before_the_next_rollout(trainer):
-    """Their media are held in Ray's object store as long as they are."""
-    run = trainer(MIXED, episodes=3)
-    learnt: list[weakref.ref[TrainingSample]] = []
-    alive: list[int] = []
-    generate = run.learner.generator.generate
-
-    def generated(*arguments: Any, **others: object) -> list[list[Sample]]:
-        alive.append(sum(sample() is not None for sample in learnt))
-        return generate(*arguments, **others)
-
-    def train_step(rollout: Rollout, *, step: int) -> dict[str, float]:
-        learnt.extend(map(weakref.ref, rollout.samples))
-        return {}
-
-    run.learner.generator.generate, run.train_step = generated, train_step
-    steps = run.fit()
-    assert len(learnt) == 2 * BATCH * steps >= 4
-    assert alive == [0] * len(alive)
-
-
 def test_a_run_whose_prompts_are_used_up_ends_with_its_last_full_step_and_says_so(trainer, capsys):
     run = trainer(MIXED)
     assert run.fit() == 1
@@ -164,28 +139,3 @@ def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limi
     # What was gathered for the step that was not made is generated again.
     assert taken_up.fit() == steps
     assert stopped.learnt + taken_up.learnt == whole.learnt
-
-
-def test_every_rollout_is_told_the_step_that_learns_from_it_also_where_a_run_is_taken_up(trainer):
-    run = trainer(MIXED, episodes=3)
-    told: list[tuple[int, int, bool]] = []
-    generate = run.learner.generator.generate
-
-    def generated(rows: Sequence[Row], settings: GroupSettings, **others: object) -> list[list[Sample]]:
-        told.append((len(run.learnt), settings.moment.step, settings.moment.held_out))
-        return generate(rows, settings, **others)
-
-    run.learner.generator.generate, run.step = generated, 4
-    made = run.fit() - 4
-    # Groups that replace dropped ones belong to the same step.
-    assert len(told) > made >= 2
-    assert told == [(steps, 5 + steps, False) for steps, _, _ in told]
-
-
-def test_an_evaluation_is_told_the_steps_that_its_model_has_had(trainer):
-    run = trainer(MIXED)
-    told = []
-    run.learner.generator.generate = lambda rows, settings: told.append(settings.moment) or []
-    for step in (0, 3):
-        run._evaluate(step)
-    assert told == [Moment(step=0, held_out=True), Moment(step=3, held_out=True)]

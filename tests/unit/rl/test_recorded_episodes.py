@@ -1,14 +1,12 @@
 """Which episodes of a step are recorded, with which pictures, and that no others bring any."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import ray
 from helpers.conversations import message, picture, row
 from helpers.rl_steps import small_run
-from helpers.samples import episode, generated_sample
-from helpers.scripted_engines import SETTINGS
+from helpers.samples import episode
 from PIL import Image
 from rich.console import Console
 
@@ -17,7 +15,7 @@ from lmm_r1.generation.media_store import put_pictures
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, read_rollouts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.rl.records import Recorder, recorded_samples
-from lmm_r1.rl.rollouts import KitSamplesGenerator, group_settings
+from lmm_r1.rl.rollouts import group_settings
 
 ROW = row(message("user", picture(8, 6), "?"), answer="2")
 CUT = Cut(picture=0, name="original_image", box=(2, 0, 6, 6), size=(8, 6))
@@ -30,19 +28,6 @@ LOOK = Said("assistant", "crop", calls=(CallOutcome(tool="crop", outcome="done")
 )
 def test_engines_are_asked_for_pictures_where_episodes_are_recorded(flags, wanted):
     assert group_settings(small_run(**flags)).pictures is wanted
-
-
-# Four times as many groups as are recorded: 1 group where its 4 samples are more than asked for, 2 groups of 8 or 11.
-@pytest.mark.parametrize(("recorded", "pictured"), [(2, 4), (8, 8), (11, 8)])
-def test_groups_that_may_be_recorded_bring_pictures(recorded, pictured):
-    generator = object.__new__(KitSamplesGenerator)
-    generator.config = SimpleNamespace(logger=SimpleNamespace(rollouts_per_step=recorded))
-    sampling = replace(SETTINGS.sampling, n_samples=4)
-    settings = replace(SETTINGS, sampling=sampling, max_len=16, overlong_prompts="skip", pictures=True)
-    asked = [generator._of_row(settings, place=place) for place in range(100)]
-    assert [one.pictures for one in asked] == [True] * pictured + [False] * (100 - pictured)
-    plain = replace(settings, pictures=False)
-    assert generator._of_row(plain, place=0) is plain
 
 
 def test_groups_are_recorded_whole_those_with_pictures_first():
@@ -59,33 +44,8 @@ def test_groups_are_recorded_whole_those_with_pictures_first():
         ]
 
 
-@pytest.mark.parametrize(("count", "recorded"), [(0, 0), (1, 3), (3, 3), (5, 3), (6, 6), (100, 9)])
-def test_one_group_at_least_is_recorded_whole(count, recorded):
-    groups = [[generated_sample(text=text) for text in "abc"] for _ in range(3)]
-    chosen = [(group, sample.response) for group, sample in recorded_samples(groups, count=count)]
-    assert chosen == [(group, text) for group in range(3) for text in "abc"][:recorded]
-    assert list(recorded_samples([], count=count)) == []
-
-
 def recorder(folder: RunFolder, *, count: int) -> Recorder:
     return Recorder(config=small_run(logger__rollouts_per_step=count), folder=folder, total_steps=1, console=Console())
-
-
-def test_a_greedy_response_is_recorded_behind_its_group_as_what_it_is(tmp_path):
-    greedy = generated_sample(text="greedy", reward=0.5)
-    groups = [[replace(generated_sample(text=text), greedy=greedy) for text in "ab"] for _ in range(2)]
-    assert group_settings(small_run(algo__advantage__estimator="remax")).greedy
-    folder = RunFolder(path=tmp_path, name="rl", kind="rl")
-    folder.open("")
-    shown = recorder(folder, count=2).rollouts(1, groups)
-    # Trackers show what was sampled.
-    assert [generation.response for generation in shown] == ["a", "b"]
-    found = read_rollouts(tmp_path / ROLLOUTS_FILE).read([0, 1, 2])
-    assert [(one.group, one.response, one.reward, one.greedy) for one in found] == [
-        (0, "a", 0.0, False),
-        (0, "b", 0.0, False),
-        (0, "greedy", 0.5, True),
-    ]
 
 
 def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tmp_path, monkeypatch):

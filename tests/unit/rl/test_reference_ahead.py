@@ -87,25 +87,3 @@ def test_log_probs_are_those_of_passes_that_were_cut_otherwise(workers):
     samples = [one for number in (5, 1, 0, 4, 2) for one in rollout[number]]
     started.finish(samples)
     check(started.log_probs(), samples)
-
-
-def test_ranks_get_as_many_samples_where_alike_ones_leave_an_odd_number(workers):
-    one, other = (
-        [sample([1], response, group=number) for response in responses]
-        for number, responses in enumerate((([5] * 30, [6] * 30), ([5] * 30, [7] * 3)))
-    )
-    started = ahead(workers)
-    started.add(one)
-    samples = [*one, *other]
-    started.finish(samples)
-    # Of the second group, the first sample is known: the other one goes with one that has been computed.
-    assert workers.shares == [[1, 1], [1, 1]]
-    check(started.log_probs(), samples)
-
-
-def test_a_flag_may_say_smaller_passes_and_no_larger_ones(workers):
-    assert ahead(workers, tokens=5)._limits.tokens == 5
-    assert ahead(workers, tokens=100)._limits.tokens == 12
-    assert ReferenceAhead(
-        workers, limits=PassLimits(samples=4, tokens=None, share_prefix=False), gpus_per_pass=2
-    )._limits == PassLimits(samples=4, tokens=24, share_prefix=False)

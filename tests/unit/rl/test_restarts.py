@@ -11,15 +11,9 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, RayTaskError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
-from lmm_r1.records import tracker_backends
 from lmm_r1.records.run_folder import RESTARTS_FILE, RunFolder
-from lmm_r1.records.trackers import Trackers
-from lmm_r1.rl import run as rl_run
 from lmm_r1.train.restarts import Restarts, loss
-from lmm_r1.train.start import Frame
 from lmm_r1.train.stopping import Progress, StopRequests
 
 
@@ -149,17 +143,6 @@ def test_what_would_come_again_is_no_loss(error, played_ray):
     assert loss(error, [Lived(), Lived()]) is None
 
 
-def test_a_failure_beside_a_dead_worker_comes_of_it(played_ray):
-    closed = in_worker(RuntimeError("Connection closed by peer"))
-    assert loss(closed, [Lived(), Lived()]) is None
-    assert loss(closed, [Lived(), Lived(died("KitCriticActor"))]).startswith("ActorDiedError: KitCriticActor")
-    assert loss(UserError("wrong"), [Lived(died())]) is None
-    # What a worker says of another's death Ray cannot hand on as it is.
-    told = in_worker(died("KitRolloutActor"))
-    assert not isinstance(told, ActorDiedError)
-    assert loss(told, [Lived(), Lived(died("KitRolloutActor"))]).startswith("ActorDiedError: KitRolloutActor")
-
-
 def test_a_run_goes_on_from_its_last_saved_step_and_tells_and_keeps_each_restart(make, played_ray, tmp_path, capsys):
     run = make(2)
     sessions = Played(run, (2, died(pid=7)), (4, died(pid=8)), (6, None))
@@ -188,14 +171,6 @@ def test_beyond_the_limit_a_loss_ends_the_run(make, played_ray):
     assert played_ray == ["kill", "kill", "shutdown"]
 
 
-def test_without_restarts_nothing_is_asked_or_ended(make, played_ray, tmp_path):
-    run = make(0)
-    with pytest.raises(ActorDiedError):
-        run.run(Played(run, (2, died())))
-    assert played_ray == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_same_loss_at_the_same_step_twice_in_a_row_ends_the_run(make, capsys):
     run = make(9)
     sessions = Played(run, (2, died(pid=7)), (2, died("KitRolloutActor")), (2, died(pid=8)), (2, died(pid=9)))
@@ -206,17 +181,6 @@ def test_the_same_loss_at_the_same_step_twice_in_a_row_ends_the_run(make, capsys
     assert sessions.sessions == 4
 
 
-def test_a_loss_while_a_session_starts_is_not_one_of_the_step_before(make, capsys):
-    run = make(9)
-    run.run(Played(run, (2, died()), (None, died()), (2, died()), (6, None)))
-    assert "lost a worker while it started" in capsys.readouterr().out.splitlines()[1]
-    assert run.made == 3
-    run = make(9)
-    with pytest.raises(ActorDiedError):
-        run.run(Played(run, (None, died()), (None, died())))
-    assert "lost the same twice in a row while it started" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("error", [UserError("wrong"), RuntimeError("a fault"), KeyboardInterrupt()])
 def test_what_is_no_loss_ends_the_run_at_once(make, error, played_ray):
     run = make(9)
@@ -225,35 +189,3 @@ def test_what_is_no_loss_ends_the_run_at_once(make, error, played_ray):
         run.run(sessions)
     assert ended.value is error
     assert (sessions.sessions, played_ray) == (1, [])
-
-
-def test_workers_that_a_stop_took_along_start_nothing_again(make):
-    run = make(9)
-    run.stops = type("Asked", (StopRequests,), {"asked": property(lambda self: True)})()
-    sessions = Played(run, (2, died()))
-    with pytest.raises(ActorDiedError):
-        run.run(sessions)
-    assert sessions.sessions == 1
-
-
-def test_a_later_session_takes_up_what_the_one_before_has_saved(make, tmp_path, monkeypatch):
-    given: list[tuple[bool, bool]] = []
-    run = make(3)
-    settings = {"ckpt.load_enable": False, "ckpt.output_dir": str(tmp_path), "logger.trackers": ("tensorboard",)}
-    config = dotted.replace(PPOConfig(), settings)
-    frame = Frame(config=config, folder=run.folder, processes=None, stops=run.stops, resumed=False)
-
-    def open_trackers(config: PPOConfig, *, folder: Path, resumed: bool) -> Trackers:
-        given.append((config.ckpt.load_enable, resumed))
-        return Trackers()
-
-    def train(frame: Frame, restarts: Restarts, trackers: Trackers) -> None:
-        # The first ends before it has saved anything, the second afterwards.
-        if len(given) == 2:
-            (tmp_path / "checkpoints" / "_actor").mkdir(parents=True)
-        if len(given) < 3:
-            raise died(f"Worker{len(given)}")
-
-    monkeypatch.setattr(tracker_backends, "open_trackers", open_trackers)
-    run.run(lambda: rl_run._session(frame, run, train))
-    assert given == [(False, False), (True, False), (True, True)]

@@ -3,28 +3,23 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
 from helpers.rl_steps import PlayedGroup
-from helpers.samples import generated_sample
 from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
-from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import begin, mark_complete, saving_name, write_latest
-from lmm_r1.records.run_folder import RunFolder, read_run
+from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.rl import loop
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.run import workers_strategy
-from lmm_r1.scoring import Moment
 
 SETTINGS = table("rl/run_resume", "settings")
 
@@ -92,12 +87,6 @@ def both_save_then_both_settle(tag: str) -> list[tuple[str, str, str]]:
     return [(name, method, tag) for method in methods for name in ("policy", "critic")]
 
 
-def test_an_earlier_checkpoint_goes_once_both_models_are_saved(make_trainer, calls):
-    trainer = make_trainer()
-    trainer.checkpoints.save(3, at(trainer, 3))
-    assert asked(calls) == both_save_then_both_settle("global_step3")
-
-
 def test_the_best_checkpoint_before_goes_once_both_models_are_saved(make_trainer, calls):
     trainer = make_trainer()
     trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
@@ -106,23 +95,6 @@ def test_the_best_checkpoint_before_goes_once_both_models_are_saved(make_trainer
     trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 6, at(trainer, 6))
     trainer.checkpoints.save_if_best({}, 8, at(trainer, 8))
     assert calls == [], "none is better"
-
-
-def test_a_step_is_saved_when_it_is_due(make_trainer):
-    trainer = make_trainer(ckpt__save_steps=2)
-    assert [step for step in range(1, 6) if trainer.schedule.is_due(step)] == [2, 4]
-    assert make_trainer().schedule.minutes == 20
-
-
-def test_what_is_saved_before_a_stop_knows_the_best_evaluation(make_trainer, calls, capsys):
-    trainer = make_trainer()
-    trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
-    calls.clear()
-    trainer._save_before_stop(at(trainer, 5))
-    assert asked(calls) == both_save_then_both_settle("global_step5")
-    states = calls[0][2]["client_states"]
-    assert (states["best_eval_metric_key"], states["best_eval_metric_value"]) == ("eval_test_pass1", 0.25)
-    assert (states["global_step"], states["kl_coef"]) == (5, 0.1)
 
 
 @pytest.mark.parametrize(("made", "saved"), [([7, 7], True), ([7, 8], False)])
@@ -136,54 +108,6 @@ def test_a_step_that_ended_in_its_middle_is_saved_only_where_no_weight_was_chang
     trainer._save_before_stop(states)
     assert bool(asked(calls)) == saved
     assert trainer.progress().saved == (5 if saved else None)
-
-
-def of_worker(cause: Exception) -> Exception:
-    """As `ray.get` raises what a worker has raised."""
-    error = ray.exceptions.RayTaskError("ray::KitPolicyActor.save()", "Traceback", cause, "title", 1, "127.0.0.1")
-    return error.as_instanceof_cause()
-
-
-FULL = UserError("ck: cannot be written")
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (ray.exceptions.ActorDiedError(), "The actor died"),
-        (of_worker(FULL), "ck: cannot be written)"),
-        (of_worker(of_worker(FULL)), "ck: cannot be written)"),
-        (of_worker(AssertionError()), "AssertionError()"),
-    ],
-)
-def test_workers_that_are_gone_do_not_hide_what_ended_the_run(make_trainer, calls, caplog, monkeypatch, error, told):
-    trainer = make_trainer()
-    states = at(trainer, 5)
-
-    def gone(models: Models) -> None:
-        raise error
-
-    monkeypatch.setattr(loop, "updates_made", gone)
-    trainer.updates_before = [7, 7]
-    trainer._save_before_stop(states)
-    assert (asked(calls), trainer.progress().saved) == ([], None)
-    assert f"step 5 could not be saved ({told}" in caplog.text
-    assert "\x1b" not in caplog.text
-
-
-def test_workers_that_wait_for_a_lost_one_are_not_waited_for(make_trainer, calls, caplog, monkeypatch):
-    trainer = make_trainer()
-    states = at(trainer, 5)
-    trainer.updates_before = [7, 7]
-
-    def get(references: list, timeout: float | None = None) -> None:
-        assert timeout == 120, "this would hang for as long as the others do"
-        raise ray.exceptions.GetTimeoutError("Get timed out: some object(s) not ready.")
-
-    monkeypatch.setattr(ray, "get", get)
-    trainer._save_before_stop(states)
-    assert [method for _, method, _ in calls] == ["updates_made", "updates_made"]
-    assert "step 5 could not be saved (Get timed out" in caplog.text
 
 
 def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one_it_had(make_trainer, calls, tmp_path):
@@ -241,17 +165,6 @@ def test_an_adaptive_kl_weight_goes_on_where_it_was(make_trainer, calls):
     assert resumed.learner.kl_weight.value == pytest.approx(0.102)
 
 
-def test_a_fixed_kl_weight_is_that_of_the_command_and_an_older_checkpoint_has_none(make_trainer):
-    states = at(make_trainer(), 1)
-    fixed = make_trainer(states, algo__kl__target=None, algo__kl__horizon=10000, algo__kl__init_coef=0.3)
-    fixed._resume()
-    assert (fixed.step, fixed.learner.kl_weight.value) == (1, 0.3)
-    del states["kl_coef"]
-    older = make_trainer(states)
-    older._resume()
-    assert (older.step, older.learner.kl_weight.value) == (1, 0.1)
-
-
 def test_all_models_are_told_the_newest_step_that_both_have(make_trainer, tmp_path, caplog):
     folders = [tmp_path / "checkpoints" / name for name in ("_actor", "_critic")]
     for folder in folders:
@@ -262,15 +175,6 @@ def test_all_models_are_told_the_newest_step_that_both_have(make_trainer, tmp_pa
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "goes on from global_step1" in warning
     assert "_actor/global_step2" in warning
-
-
-def test_where_both_have_none_nothing_is_loaded(make_trainer, tmp_path, caplog):
-    strategy = workers_strategy(make_trainer().config)
-    assert (strategy.args.ckpt.load_enable, caplog.records) == (False, [])
-    write_checkpoint(tmp_path / "checkpoints/_actor", "global_step1")
-    strategy = workers_strategy(make_trainer().config)
-    assert (strategy.resume_tag, strategy.args.ckpt.load_enable) == (None, False)
-    assert "starts anew" in caplog.text
 
 
 def test_an_evaluation_that_a_kill_prevented_is_made_up_for(make_trainer, calls, tmp_path):
@@ -302,48 +206,3 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(make_trainer, calls,
     assert evaluated == [2]
     assert asked(calls) == both_save_then_both_settle("best_global_step4")
     assert trainer.checkpoints.best.value == 0.75
-
-
-def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_kept(make_trainer, tmp_path):
-    asked = make_trainer(eval__before_training=True, eval__n_samples_per_prompt=2, logger__rollouts_per_step=1)
-    samples = [generated_sample(of=asked.eval_rows[0], score=score, text="2") for score in (1.0, 0.0)]
-    calls = []
-
-    def evaluate(rows: object, **sampling: object) -> list[list[Sample]]:
-        calls.append(sampling)
-        # The second prompt was too long.
-        return [samples, []]
-
-    for trainer, step, count in ((make_trainer(), 0, 0), (asked, 1, 0), (asked, 0, 1), (asked, 0, 1)):
-        trainer.learner.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
-        trainer._catch_up_on_evaluation()
-        assert len(calls) == count
-    assert calls == [
-        {"temperature": 0.6, "top_p": 1.0, "top_k": -1, "n_samples": 2, "moment": Moment(step=0, held_out=True)}
-    ]
-    (stage,) = read_run(tmp_path / "run").stages
-    source = samples[0].row.datasource
-    assert asked.folder.logged(0, prefix="eval_") == {f"eval_{source}_pass1": 0.5, f"eval_{source}_pass2": 1.0}
-    kept = stage.rollouts.read(range(len(stage.rollouts)))
-    assert [(one.step, one.held_out, one.response) for one in kept] == [
-        (0, True, sample.response) for sample in samples
-    ]
-
-
-def test_workers_keep_what_latest_names_until_they_are_told(tmp_path):
-    """The order of a worker's own calls; what they do to files is tested with DeepSpeed."""
-    from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
-
-    for worker_class, name in ((KitPolicyActor, "_actor"), (KitCriticActor, "_critic")):
-        settled = []
-        kept = {"ckpt.path": str(tmp_path), "ckpt.max_num": 2, "ckpt.max_mem": 3.0}
-        strategy = SimpleNamespace(
-            config=dotted.replace(PPOConfig(), kept), settle_ckpt=lambda *given, settled=settled: settled.append(given)
-        )
-        worker = object.__new__(worker_class)
-        worker.strategy = strategy
-        worker.settle_checkpoint("global_step1")
-        assert settled == [(str(tmp_path / name), "global_step1", 2, 3.0)]
-        strategy.config = dotted.replace(strategy.config, {"ckpt.disable_ds": True})
-        worker.settle_checkpoint("global_step2")
-        assert len(settled) == 1

@@ -7,9 +7,8 @@ import pytest
 import torch
 from helpers import scripted_engines
 from helpers.conversations import message, row
-from helpers.samples import QUESTION, generated_sample, media_ref, of_answer, unrewarded
+from helpers.samples import generated_sample, media_ref, of_answer, unrewarded
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
-from ray.exceptions import RayTaskError
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import part_weights
@@ -18,14 +17,10 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.rl.filtering import GroupFilter
-from lmm_r1.rl.losses import PolicyPass
 from lmm_r1.rl.mismatch import ROWS_WITH
-from lmm_r1.rl.model_groups import worker_errors
-from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
-from remote_rm.client import RewardUnavailable
-from remote_rm.verifier import Score
 
 SETTINGS = replace(
     scripted_engines.SETTINGS,
@@ -79,13 +74,6 @@ def test_prompts_that_cannot_be_encoded_are_replaced_counted_and_told():
         generator.rollout(lost, count=1)
 
 
-def test_overlong_prompts_are_replaced_and_counted():
-    result = rollout(["a", "overlong", "b", "overlong", "c"], count=3, filtering=False)
-    assert sorted(group[0].label for group in result.groups) == ["a", "b", "c"]
-    assert (result.overlong, result.filtered) == (2, 0)
-    assert len(result.samples) == 6
-
-
 def test_groups_without_a_difference_are_dropped_only_by_dynamic_filtering():
     answers = ["right", "wrong", "a", "b"]
     kept = rollout(answers, count=2, filtering=True)
@@ -137,54 +125,6 @@ def test_a_step_takes_as_many_prompts_as_its_bound_and_stops_with_what_was_dropp
     # Prompts are counted and not rounds, of which the later ones ask for what is missing alone.
     assert len(rollout(answers, count=2, filtering=True, max_batches=5).groups) == 2
     assert len(rollout(["a", "b"], count=2, filtering=True, max_batches=1).groups) == 2
-
-
-def test_dropped_groups_are_kept_without_their_media_as_far_as_the_records_have_room():
-    class Shown(KitSamplesGenerator):
-        def generate(self, rows, settings, **others: object):
-            media = media_ref("picture")
-            return [[replace(generated_sample(of=item, media=media, reward=reward), reward=Score(reward=reward, score=reward, parts={})) for reward in (3.0, 3.0 + (item.answer == "a"))] for item in rows]  # fmt: skip
-
-    prompts = PromptStream([row(message("user", "?"), answer=answer) for answer in "aabba"], seed=0, episodes=1)
-    made = Shown(ARGS, [], SETTINGS, group_filter=GroupFilter(bounds=(0, 9), min_std=0.5)).rollout(prompts, count=4)
-    assert [group.reason for group in made.dropped] == ["std", "std"]
-    assert [group.rewards for group in made.dropped] == [(3.0, 3.0)] * 2
-    # Of two groups of two, three samples have room for one.
-    assert [len(group.samples) for group in made.dropped] == [2, 0]
-    assert all(not sample.media for group in made.dropped for sample in group.samples)
-    assert all(sample.media for group in made.groups for sample in group)
-
-
-def test_parts_that_only_some_rewards_have_are_told_with_both_rows():
-    class Partly(KitSamplesGenerator):
-        def generate(self, rows, settings, **others: object):
-            return [
-                [generated_sample(of=item, reward=1.0, parts=dict.fromkeys(item.answer, 1.0))] * 2 for item in rows
-            ]
-
-    rows = [
-        replace(row(message("user", "?"), answer=answer), location=f"rows.jsonl, line {line}")
-        for line, answer in enumerate(["ab", "ba", "abc"], start=1)
-    ]
-    assert len(Partly(ARGS, [], SETTINGS).rollout(PromptStream(rows[:2], seed=0, episodes=1), count=2).groups) == 2
-    for order in (rows, rows[::-1]):
-        stream = SimpleNamespace(rows=order, take=lambda count, order=order: order, measured=list)
-        with pytest.raises(
-            UserError, match=r"line \d: --reward.remote_url gives a response the parts .*line \d the parts"
-        ):
-            Partly(ARGS, [], SETTINGS).rollout(stream, count=3)
-
-
-@pytest.mark.parametrize("kind", [UserError, RewardUnavailable])
-def test_what_a_worker_has_to_say_is_said_without_its_traceback(kind):
-    error = RayTaskError("fit", "the traceback", kind("the actor's loss is nan")).as_instanceof_cause()
-    with pytest.raises(UserError, match="^step 3: the actor's loss is nan$"), worker_errors(prefix="step 3: "):
-        raise error
-
-
-def test_other_errors_of_a_worker_stay_what_they_are():
-    with pytest.raises(ZeroDivisionError), worker_errors():
-        raise RayTaskError("fit", "the traceback", ZeroDivisionError()).as_instanceof_cause()
 
 
 def test_a_sample_marks_the_response_among_the_next_tokens():
@@ -251,28 +191,6 @@ def test_a_sample_of_several_turns_marks_what_was_generated():
     assert found.response_tokens == 3
 
 
-def test_media_behind_the_prompt_keep_their_places():
-    image, screen = media_ref("image"), media_ref("screen")
-    given = generated_sample((5, 6), (7, 8, 9), media=image)
-    seen = Segment(kind="observation", token_ids=(10, 11), media=screen)
-    first, second = TrainingSample.of(replace(given, segments=(*given.segments, seen)), max_len=16).media
-    assert (first.start, second.start) == (0, 5)
-    assert (first.ref, second.ref) == (image, screen)
-    text = generated_sample((5, 6), (7, 8, 9))
-    (alone,) = TrainingSample.of(replace(text, segments=(*text.segments, seen)), max_len=16).media
-    assert (alone.start, alone.ref) == (5, screen)
-
-
-def test_the_rewards_of_a_reward_model_are_noted_in_the_groups():
-    item = row(message("user", "?"), answer="a")
-    known, unknown = of_answer(item, score=1.0), unrewarded(of_answer(item, score=0.0))
-    samples = [SimpleNamespace(logged={}), SimpleNamespace(logged={"reward": 0.25})]
-    made = Rollout(samples=samples, groups=[[known, unknown]], overlong=0)
-    ((first, second),) = made.rewarded()
-    assert first is known
-    assert second.reward == Score(reward=0.25, score=0.25, parts={})
-
-
 def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
     asked: list[GroupSettings] = []
 
@@ -293,36 +211,3 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
     generator.evaluate([item], temperature=0.0, n_samples=1, moment=held_out)
     assert [[part.weight for part in settings.part_weights] for settings in asked] == [[0.5], []]
     assert made.part_weights == asked[0].part_weights
-
-
-def test_evaluation_plays_every_episode_by_itself_whatever_training_does():
-    asked: list[GroupSettings] = []
-
-    class Noting(KitSamplesGenerator):
-        def generate(self, rows, settings, **others: object):
-            asked.append(settings)
-            return []
-
-    args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
-    Noting(args, [], replace(SETTINGS, branches=2)).evaluate([], temperature=0.0, n_samples=3)
-    (settings,) = asked
-    assert (settings.branches, settings.sampling.n_samples, settings.media) == (1, 3, False)
-
-
-def test_a_pass_of_samples_is_padded_for_its_loss_alone():
-    asked = replace(QUESTION, columns={"level": 3})
-    turns = tuple(Segment(kind="generated", token_ids=ids, log_probs=(-1.0,) * len(ids)) for ids in ((20, 21), (22,)))
-    whole = generated_sample((1, 2), (), of=asked, reward=1 / 3)
-    seen = Segment(kind="observation", token_ids=(30, 31))
-    single = generated_sample((1, 2), (23,), of=asked, log_probs=[-2.0], reward=0.9)
-    both = (replace(whole, segments=(whole.segments[0], turns[0], seen, turns[1])), single)
-    samples = [TrainingSample.of(one, max_len=9) for one in both]
-    for number, one in enumerate(samples):
-        one.log_probs = one.reference_log_probs = one.advantages = torch.full((len(one.turns),), number + 1.0)
-    given = PolicyPass.of(samples, log_probs=torch.zeros(2, 6), entropy=None)
-    # After a prompt of two tokens: two of the first turn, two observed, one of the second.
-    assert given.turns.tolist() == [[-1, 0, 0, -1, -1, 1], [-1, 0, -1, -1, -1, -1]]
-    assert given.mask.tolist() == [[0, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0]]
-    assert given.advantages.tolist() == given.old_log_probs.tolist() == [[1.0] * 6, [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]]
-    assert given.engine_log_probs.tolist() == [[0.0, -1.0, -1.0, 0.0, 0.0, -1.0], [0.0, -2.0, 0.0, 0.0, 0.0, 0.0]]
-    assert (given.rewards.tolist(), given.columns) == (pytest.approx([1 / 3, 0.9]), [{"level": 3}] * 2)

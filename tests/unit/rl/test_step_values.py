@@ -3,7 +3,6 @@
 import pytest
 import torch
 from helpers.rl_steps import sample
-from helpers.samples import generated_sample
 from openrlhf.models.utils import compute_approx_kl
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
@@ -15,7 +14,6 @@ from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.losses import estimated_kl
 from lmm_r1.rl.outputs import shape_rewards
-from lmm_r1.rl.records import rollout_metrics
 from lmm_r1.rl.samples import TrainingSample
 
 
@@ -67,10 +65,3 @@ def test_an_adaptive_kl_weight_is_openrlhfs():
     fixed = KLWeight(value=0.1)
     fixed.update(3.0, samples=8)
     assert fixed.value == 0.1
-
-
-def test_the_entropy_of_a_rollout_is_what_its_tokens_surprise_the_engine_by_on_average():
-    given = ([-1.0, -3.0], [-5.0])
-    made = [generated_sample((1, 2), [5] * len(known), log_probs=known, reward=1.0) for known in given]
-    metrics = rollout_metrics([TrainingSample.of(one, max_len=10) for one in made])
-    assert (metrics["entropy"], metrics["response_length"]) == (3.0, 1.5)

@@ -1,13 +1,8 @@
 """How many steps a run has, and what its groups are generated with."""
 
-import pytest
-
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.loop import optimizer_steps, total_steps
-from lmm_r1.rl.rollouts import group_settings
 
 
 def config(**changes: object) -> PPOConfig:
@@ -46,35 +41,3 @@ def test_a_step_updates_once_per_training_batch_and_inner_epoch():
     # A policy that waits while the critic learns is scheduled over its own updates.
     assert optimizer_steps(settings, num_rows=100, waits=4) == 5 * 3 * 2
     assert optimizer_steps(settings, num_rows=100, waits=12) == 0
-
-
-def test_groups_are_generated_as_the_flags_say():
-    settings = config(
-        rollout__n_samples_per_prompt=8,
-        rollout__temperature=0.7,
-        rollout__top_p=0.9,
-        rollout__top_k=20,
-        rollout__max_new_tokens=64,
-        data__max_len=512,
-        data__overlong_prompts="skip",
-        data__bad_rows="skip",
-        train__agent="crop",
-        agent__branches=4,
-    )
-    expected = GroupSettings(
-        sampling=SamplingSettings(n_samples=8, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=64),
-        max_len=512,
-        logprobs=True,
-        ignore_eos=False,
-        overlong_prompts="skip",
-        bad_rows="skip",
-        media=True,
-        pictures=True,
-        branches=4,
-    )
-    assert group_settings(settings) == expected
-
-
-@pytest.mark.parametrize("level", ["off", "token", "seq"])
-def test_the_engine_is_asked_for_log_probs_with_and_without_correction(level):
-    assert group_settings(config(algo__advantage__is_correction_level=level)).logprobs is True

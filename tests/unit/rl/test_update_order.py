@@ -14,7 +14,6 @@ from lmm_r1.rl.model_groups import Models, hand_out, trains_policy, update_model
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
 
 IN_TURN = ["critic starts", "critic is done", "policy starts", "policy is done"]
-TOGETHER = ["critic starts", "policy starts", "critic is done", "policy is done"]
 
 
 class NotingGroup(PlayedGroup):

@@ -23,7 +23,6 @@ ROW = row(message("user", "1+1?"), answer="2")
 BATCH = [ScoredResponse(row=ROW, prompt="p", query=f"q{text}", response=text, num_tokens=2) for text in ("2", "3")]
 OPENRLHF = "def reward_func(queries, prompts, labels, responses):\n    "
 EASYR1 = "def compute_score(reward_inputs):\n    "
-ASYNC = "import asyncio\n\nasync "
 
 
 class EndedEngine:

@@ -1,14 +1,11 @@
 """A user's reward function gets the whole group: all responses, the images, and every other column of the row."""
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.conversations import load_rows, message, picture, row
-from helpers.http_servers import chat_server, completion
-from helpers.judge_server import asked_of
 from helpers.tables import table
 
 from lmm_r1.config.ppo import RewardConfig
@@ -16,7 +13,6 @@ from lmm_r1.config.rewards import reward_functions
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import Moment, ScoredResponse
 from lmm_r1.scoring.functions import FunctionScorer
-from remote_rm import llm_judge_verifier
 from remote_rm.verifier import Score
 
 ROW = replace(row(message("user", picture(8, 4), "How many?"), answer="2"), columns={"bbox": [1, 2], "level": "easy"})
@@ -95,13 +91,6 @@ def test_a_function_is_told_the_step_and_whether_the_row_is_held_out(tmp_path, c
         assert [reward for reward, *_ in scores(source, given)] == [step, step]
 
 
-def test_outside_of_a_run_there_is_no_step(tmp_path):
-    code = (
-        "def reward_func(queries, prompts, labels, step, held_out=5):\n    return [step is None and held_out == 5]\n"
-    )
-    assert scores(scorer(tmp_path, code), batch("a")) == [(1.0, 1.0, {})]
-
-
 def test_a_function_of_openrlhf_gets_one_response_at_a_time_with_the_prompts_text(tmp_path):
     # As OpenRLHF's examples are written: a part of the log is one number for the call.
     code = """
@@ -140,19 +129,6 @@ def f(completion_ids, trainer_state, completions, **kwargs):
     source.check_rows([ROW])
     given = [replace(one, token_ids=(5, 6), moment=Moment(step=3, held_out=False)) for one in batch("a", "bb")]
     assert [reward for reward, _, _ in scores(source, given)] == [4.0, 4.0]
-
-
-def test_a_function_of_trl_gets_text_for_a_row_whose_prompt_is_text(tmp_path):
-    code = """
-import re
-
-def right(prompts, completions, **kwargs):
-    assert all(isinstance(prompt, str) for prompt in prompts)
-    return [float(re.search("b+$", text) is not None) for text in completions]
-"""
-    source = scorer(tmp_path, code, name=":right")
-    given = [replace(one, row=replace(one.row, text_prompt=True)) for one in batch("a", "bb")]
-    assert [reward for reward, _, _ in scores(source, given)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(("code", "rewards"), table("scoring/function_signatures", "found_by_their_signature"))
@@ -202,13 +178,6 @@ def test_a_column_that_a_row_lacks_is_told_before_anything_is_scored(tmp_path):
         scorer(tmp_path, code).check_rows([ROW])
 
 
-def test_further_arguments_take_the_place_of_columns(tmp_path):
-    code = "def reward_func(queries, prompts, labels, weight):\n    return [weight]\n"
-    source = scorer(tmp_path, code, function_kwargs='{"weight": 0.25}')
-    source.check_rows([ROW])
-    assert scores(source, batch("a")) == [(0.25, 0.25, {})]
-
-
 def test_too_few_rewards_for_a_group_are_a_user_error(tmp_path):
     code = "def reward_func(queries, prompts, labels, responses):\n    return {'rewards': [1.0]}\n"
     with pytest.raises(UserError, match="1 values for 2 responses"):
@@ -240,16 +209,6 @@ def test_a_batch_function_of_easyr1_runs_as_it_is(tmp_path):
     ]
 
 
-def test_a_part_may_be_the_score_and_arguments_come_from_the_flag(tmp_path):
-    source = scorer(tmp_path, BATCH_OF_DICTS, function_kwargs='{"weight": 2}', score_key="accuracy")
-    assert [(reward, score) for reward, score, _ in scores(source, batch("2", "33"))] == [(3.0, 1.0), (1.0, 0.0)]
-
-
-def test_the_type_is_batch_where_the_file_does_not_say(tmp_path):
-    code = "def main(inputs):\n    return [{'overall': len(inputs)} for _ in inputs]\n"
-    assert [reward for reward, *_ in scores(scorer(tmp_path, code, name=":main"), batch("a", "b"))] == [2.0, 2.0]
-
-
 def test_a_sequential_function_gets_one_input_at_a_time(tmp_path):
     code = """
 REWARD_TYPE = "sequential"
@@ -262,18 +221,6 @@ def compute_score(reward_input):
         (2.0, 2.0, {"format": 1.0}),
         (3.0, 3.0, {"format": 1.0}),
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "returned"),
-    [
-        ("sequential", "{'overall': float(response == truth)}"),
-        ("batch", "[{'overall': float(one == other)} for one, other in zip(response, truth)]"),
-    ],
-)
-def test_the_older_form_gets_responses_and_ground_truths(tmp_path, kind, returned):
-    code = f"REWARD_TYPE = {kind!r}\n\ndef compute_score(response, truth):\n    return {returned}\n"
-    assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("2", "3"))] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -320,56 +267,10 @@ def test_images_are_decoded_only_where_they_are_looked_at(tmp_path):
         scores(scorer(tmp_path, code), batch("a", of=bad))
 
 
-def test_rows_keep_their_other_columns(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"message": "1+1?", "answer": "2", "level": 3, "boxes": [[0, 1]], "datasource": "sums"}\n')
-    (kept,) = load_rows(str(file))
-    columns = {"answer": "2", "level": 3, "boxes": [[0, 1]], "datasource": "sums"}
-    assert (kept.columns, kept.datasource) == (columns, "sums")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"function_kwargs": "{}"}, "--reward.function_kwargs {} is for a reward function"),
-        ({"score_key": "accuracy"}, "--reward.score_key accuracy is for a reward function"),
-    ],
-)
-def test_settings_of_a_function_are_refused_for_a_server(settings, said):
-    with pytest.raises(UserError, match=said):
-        reward_functions(RewardConfig(remote_url="http://127.0.0.1:5000/get_reward", **settings))
-
-
-def test_what_is_for_requests_is_refused_for_a_function():
-    with pytest.raises(UserError, match="--reward.request_fields columns step is for requests to a reward server"):
-        reward_functions(RewardConfig(remote_url="rewards.py", request_fields=("columns", "step")))
-
-
 @pytest.mark.parametrize("text", ["weight=1", "[1]"])
 def test_arguments_that_are_no_json_object_are_refused(text):
     with pytest.raises(UserError, match="--reward.function_kwargs"):
         reward_functions(RewardConfig(remote_url="rewards.py", function_kwargs=text))
-
-
-WAITING = """
-import threading
-
-CALLS_AT_ONCE = 40
-ALL_HERE = threading.Barrier(40, timeout=20)
-
-def reward_func(queries, prompts, labels):
-    ALL_HERE.wait()
-    return [1.0 for _ in queries]
-"""
-
-
-def test_a_file_says_how_many_groups_its_function_may_wait_for_at_a_time(tmp_path):
-    source = scorer(tmp_path, WAITING)
-
-    async def all_at_once() -> list[list[Score]]:
-        return await asyncio.gather(*(source.rewards(batch("a")) for _ in range(40)))
-
-    assert [score.reward for scores in asyncio.run(all_at_once()) for score in scores] == [1.0] * 40
 
 
 def test_a_verifier_as_a_function_is_called_for_several_groups_at_a_time(tmp_path):
@@ -393,36 +294,3 @@ reward_func = reward_func_of(Waiting())
         return await asyncio.gather(source.rewards(batch("2")), source.rewards(batch("2")))
 
     assert [score.score for scores in asyncio.run(both()) for score in scores] == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("stated", ["0", "'many'", "2.5"])
-def test_a_number_of_calls_that_is_none_is_refused(tmp_path, stated):
-    code = f"CALLS_AT_ONCE = {stated}\n\ndef reward_func(queries, prompts, labels):\n    return [0]\n"
-    with pytest.raises(UserError, match="CALLS_AT_ONCE is .*; make it a whole number, at least 1"):
-        scorer(tmp_path, code)
-
-
-def test_groups_that_wait_for_a_judge_hold_up_no_other(tmp_path):
-    """The judge as a run in process has it: more groups wait than there are threads for functions that compute."""
-    file = Path(llm_judge_verifier.__file__)
-    answer = "<think>so</think><answer>{}</answer>"
-
-    async def scenario(source: FunctionScorer) -> tuple[bool, list[float], list[float]]:
-        await source.rewards(batch(answer.format(2)))
-        waiting = [asyncio.ensure_future(source.rewards(batch(answer.format(f"two {n}")))) for n in range(60)]
-        await asyncio.sleep(0.2)
-        (quick,) = await source.rewards(batch(answer.format(2)))
-        all_wait = not any(task.done() for task in waiting)
-        late = [scores[0] for scores in await asyncio.gather(*waiting)]
-        return all_wait, [quick.reward], [score.parts["judge_asked"] for score in late]
-
-    with chat_server(lambda body, _: completion(asked_of(body).verdict("wrong")), seconds=2.0) as server:
-        settings = {
-            "judge_url": server.url,
-            "judge_model": "m",
-            "judge_folder": str(tmp_path),
-            "judge_concurrency": 64,
-        }
-        [function] = reward_functions(RewardConfig(remote_url=str(file), function_kwargs=json.dumps(settings)))
-        all_wait, quick, late = asyncio.run(scenario(FunctionScorer(function)))
-    assert (all_wait, quick, late) == (True, [1.5], [1.0] * 60)

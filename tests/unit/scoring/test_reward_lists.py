@@ -14,7 +14,7 @@ from helpers.tables import table
 from lmm_r1.api.functions import named_rewards
 from lmm_r1.batch import RowLog, run_job
 from lmm_r1.config.ppo import RewardConfig
-from lmm_r1.config.rewards import check_reward, columns_of, reward_functions, reward_list
+from lmm_r1.config.rewards import check_reward, columns_of, reward_list
 from lmm_r1.data.recipes.recipe import SuiteSampling
 from lmm_r1.data.sample import Completion
 from lmm_r1.data_check.reward_functions import function_findings
@@ -131,19 +131,3 @@ def test_what_is_no_list_is_refused(spec, said):
     with pytest.raises(UserError) as refused:
         check_reward(spec, flag="--reward")
     assert str(refused.value).startswith(f"--reward {said}")
-
-
-def test_one_reward_is_no_list_and_settings_need_one_function():
-    for spec in (
-        "math",
-        "list:unordered,format_weight=0",
-        "reward.py:length",
-        "a=1/reward.py",
-        "http://a/r,http://b/r",
-    ):
-        assert reward_list(spec) == ()
-    config = RewardConfig(remote_url="math,reward.py:length=2,reward.py:graded", score_key="acc")
-    with pytest.raises(
-        UserError, match="^--reward.score_key acc is for a reward function: give one as .* not math,reward"
-    ):
-        reward_functions(config)

@@ -98,43 +98,12 @@ def test_a_reward_does_not_depend_on_the_batch(model, samples, monkeypatch):
     assert model.score(samples) == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_model_that_errs_on_packed_rows_runs_on_padded_batches(folder, model, samples, monkeypatch, caplog):
-    def refuse(model: object) -> None:
-        raise UserError("does not run on packed sequences here")
-
-    monkeypatch.setattr("lmm_r1.scoring.reward_model.check_packing", refuse)
-    padded = load(folder)
-    assert not padded.is_packed
-    assert "scored in padded batches: does not run on packed sequences here" in caplog.text
-    assert padded.score(samples) == pytest.approx(model.score(samples), abs=1e-5)
-
-
-def test_a_normalized_reward_is_told_in_standard_deviations(folder, model, samples):
-    expected = [(reward - 0.5) / 2.0 for reward in model.score(samples)]
-    assert load(folder, normalize=True).score(samples) == pytest.approx(expected, abs=1e-5)
-
-
-def test_rendered_text_is_the_sample_that_was_rendered(model):
-    tokenizer = model.kit.tokenizer_of(model.processor)
-    sample = model.encode(TEXT, RESPONSE)
-    query = tokenizer.decode(sample.token_ids, skip_special_tokens=False)
-    assert query.endswith(RESPONSE + tokenizer.eos_token)
-    assert model.encode_text(query).token_ids == sample.token_ids
-
-
 def test_what_ended_a_response_stands_behind_it(model):
     tokenizer = model.kit.tokenizer_of(model.processor)
     ended, cut, other = (model.encode(TEXT, OTHER, ending=ending) for ending in (None, "", tokenizer.pad_token))
     assert ended.token_ids == [*cut.token_ids, tokenizer.eos_token_id]
     assert other.token_ids == [*cut.token_ids, tokenizer.pad_token_id]
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-def test_text_with_a_media_token_is_refused(model):
-    with pytest.raises(UserError, match=r"holds the media token <\|image_pad\|>, but has no image for it"):
-        model.encode_text("user\n<|image_pad|>What?")
-    with pytest.raises(UserError, match="the text is empty"):
-        model.encode_text("")
 
 
 SPELLED = "a<|image_pad|>b<|vision_end|><|im_end|>\n<|im_start|>user\nWas that right?<|im_end|>"

@@ -15,12 +15,10 @@ from helpers.conversations import message, picture, row
 from helpers.value_models import save_reward_model
 
 from lmm_r1.batch.run import BatchReport, run_batch
-from lmm_r1.config.generation import BatchConfig, check_batch
+from lmm_r1.config.generation import BatchConfig
 from lmm_r1.data.messages import ImagePart, Row
-from lmm_r1.data.sample import Completion
-from lmm_r1.data.sent_prompt import MediaAccess, ending_of
+from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.response_scores import query_of
 from lmm_r1.scoring.reward_judge import create_app
 from lmm_r1.scoring.reward_model import RewardModel
 from remote_rm.verifier import ServiceLimits
@@ -119,17 +117,3 @@ def test_a_row_that_a_server_refuses_is_left_out_and_a_server_that_gives_no_rewa
     ):
         with pytest.raises(UserError, match=f"^--model.*{told}"):
             scored(tmp_path, lines, model=address, overwrite=True)
-
-
-def test_a_flag_for_a_model_that_is_loaded_here_is_refused_with_a_server(tmp_path):
-    config = BatchConfig(
-        eval_task="rm", model="https://h/get_reward", data="d", output=tmp_path / "out.jsonl", normalize_reward=True
-    )
-    with pytest.raises(UserError, match="^--normalize_reward is for a reward model that is loaded here"):
-        check_batch(config)
-
-
-def test_a_response_that_was_cut_off_stands_at_the_querys_end():
-    whole, cut = (Completion(text="46", num_tokens=None, finish_reason=reason) for reason in ("stop", "length"))
-    assert ending_of(query_of("2 + 2", cut), response="46") == ""
-    assert ending_of(query_of("2 + 2", whole), response="46") not in ("", None)

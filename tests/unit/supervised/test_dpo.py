@@ -170,22 +170,6 @@ def test_policy_and_reference_compute_what_a_pair_has_in_common_once_where_the_f
 
 
 @pytest.mark.usefixtures("loaded")
-def test_the_reference_is_a_model_of_its_own_that_is_not_trained():
-    settings = settled(ds__zero_stage=3, ref__offload=True, ds__param_dtype="fp32", data__max_len=77)
-    settings = dotted.replace(settings, {"ref.model_name_or_path": "base"})
-    reference = prepare_reference(settings, Strategy(), policy=Model("m"))
-    assert (reference.actor.path, reference.without_adapters) == ("base", False)
-    assert {
-        "ds_config": "offloaded: True",
-        "param_dtype": "fp32",
-        "max_len": 77,
-    }.items() <= reference.actor.settings.items()
-    assert reference.actor._offload
-    assert not reference.actor.training
-    assert reference.actor.settings["lora"].rank == 0
-
-
-@pytest.mark.usefixtures("loaded")
 def test_with_lora_the_policy_without_its_adapter_is_the_reference_unless_another_is_named():
     policy = Model("m")
     own = prepare_reference(settled(ds__lora__rank=4), Strategy(), policy=policy)

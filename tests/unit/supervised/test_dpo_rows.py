@@ -40,30 +40,6 @@ def test_pairs_are_read_from_the_columns_that_the_flags_name(tmp_path):
         DPORun.training_rows(config(data__dataset=path, data__prompt_key="q", data__image_key="pictures"))
 
 
-def test_a_prompt_that_is_text_goes_in_plain_where_its_column_is_named_and_no_chat_template_is_asked_for(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", {"prompt": "1?", "chosen": "2", "rejected": "3"})
-    (by_format,) = DPORun.training_rows(config(data__dataset=path))
-    (named,) = DPORun.training_rows(config(data__dataset=path, data__prompt_key="prompt"))
-    (templated,) = DPORun.training_rows(
-        config(data__dataset=path, data__prompt_key="prompt", data__input_template="Q: {}")
-    )
-    chat = config(data__dataset=path, data__prompt_key="prompt", data__apply_chat_template=True)
-    (by_template,) = DPORun.training_rows(chat)
-    assert [row.plain for row in (by_format, named, templated, by_template)] == [False, True, True, False]
-    assert [said(row)[0] for row in (by_format, named, templated, by_template)] == ["1?", "1?", "Q: 1?", "1?"]
-
-
-def test_evaluation_pairs_come_from_their_own_dataset(tmp_path):
-    import datasets
-
-    splits = {name: datasets.Dataset.from_list([ROW | {"chosen": name}]) for name in ("test", "held_out")}
-    folder = str(tmp_path / "saved")
-    datasets.DatasetDict(splits).save_to_disk(folder)
-    assert DPORun.evaluation_rows(config()) == []
-    assert said(DPORun.evaluation_rows(config(eval__dataset=folder))[0])[1] == "test"
-    assert said(DPORun.evaluation_rows(config(eval__dataset=folder, eval__split="held_out"))[0])[1] == "held_out"
-
-
 def test_rows_that_are_no_pairs_are_refused_with_their_place(tmp_path):
     same = write_rows(tmp_path / "same.jsonl", ROW, ROW | {"rejected": "2"})
     with pytest.raises(UserError, match="same.jsonl line 2: "):
@@ -79,10 +55,3 @@ def test_the_digest_of_pairs_tells_their_sides_apart(tmp_path):
     )
     digests = {rows_digest([row]) for row in DPORun.training_rows(config(data__dataset=path))}
     assert len(digests) == 4
-
-
-def test_a_prompt_that_is_missing_is_named_by_the_flag_of_this_command(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", {"chosen": "2", "rejected": "3"})
-    for flags in ({}, {"data__prompt_key": "q"}):
-        with pytest.raises(UserError, match="rows.jsonl line 1: no field .*name it with --data.prompt_key"):
-            DPORun.training_rows(config(data__dataset=path, **flags))

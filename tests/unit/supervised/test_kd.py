@@ -1,7 +1,5 @@
 """A distillation: its update is the mean over loss tokens of a mixed loss, and its teacher reads what the student reads."""
 
-import asyncio
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +10,14 @@ from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
 from helpers.sessions import AccumulatingStrategy, PlayedEngine, configured, session_of, updated
 
-from lmm_r1 import dotted
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.distillation import Divergence
-from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.packing import ModelSample, stacked
-from lmm_r1.supervised import kd, models
-from lmm_r1.supervised.kd import KDRun, StudentEngine, Teacher, check_same_tokens, check_sampled
+from lmm_r1.supervised import kd
+from lmm_r1.supervised.kd import KDRun, check_same_tokens, check_sampled
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import RowEncoder
 
@@ -117,10 +113,6 @@ def test_another_tokenizer_is_refused_by_the_first_token_that_differs(student, t
         check_same_tokens(Vocabulary(**student), Vocabulary(**teacher), teacher_flag="--teacher.model_name_or_path t")
 
 
-def test_tokens_in_another_order_of_the_same_ids_are_the_same():
-    check_same_tokens(Vocabulary(a=0, b=1), Vocabulary(b=1, a=0), teacher_flag="--teacher.model_name_or_path t")
-
-
 class PictureKit(CharacterKit):
     """Its images are placeholders and a tensor with a scale."""
 
@@ -147,36 +139,6 @@ def test_a_processor_that_makes_something_else_of_images_is_refused(teacher, sai
     kd._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
     with pytest.raises(UserError, match=f"^--teacher.model_name_or_path t: its processor makes {said} "):
         kd._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")
-
-
-def test_images_are_looked_at_where_rows_have_any():
-    text, picture = row(message("user", "q")), row(message("user", IMAGE, "q"))
-    assert kd._probes([text]) == []
-    assert [type(part) for part in kd._probes([text, picture])] == [ImagePart]
-
-
-def test_the_teacher_is_a_model_of_its_own_that_is_not_trained(monkeypatch):
-    class Model(torch.nn.Module):
-        def __init__(self, path: str, loaded: LoadSettings, **settings: Any) -> None:
-            super().__init__()
-            self.path, self.settings = path, vars(loaded) | settings
-
-    monkeypatch.setattr(models, "KitActor", Model)
-    monkeypatch.setattr(models, "check_packing", lambda *model, **settings: None)
-    strategy = SimpleNamespace(
-        ring_attn_group=None, prepare=lambda model: model, get_ds_eval_config=lambda offload: f"offloaded: {offload}"
-    )
-    flags = {
-        "teacher.model_name_or_path": "t",
-        "teacher.offload": True,
-        "data.max_len": 77,
-        "ds.lora.rank": 4,
-        "ds.param_dtype": "fp32",
-    }
-    teacher = Teacher.prepared(dotted.replace(KDConfig(), flags), strategy)
-    assert (teacher.actor.path, teacher.actor._offload, teacher.actor.training) == ("t", True, False)
-    assert {"ds_config": "offloaded: True", "max_len": 77}.items() <= teacher.actor.settings.items()
-    assert teacher.actor.settings["lora"].rank == 0
 
 
 class ScriptedEngine:
@@ -231,64 +193,6 @@ def test_so_many_updates_are_on_policy_and_a_resumed_run_makes_the_same_ones():
     run = sampling_run(rollout__on_policy_share=0.3)
     run._micro_batches(99)
     assert run.on_policy == some[99]
-
-
-@pytest.mark.usefixtures("one_process")
-def test_an_update_on_the_rows_responses_has_the_mixed_loss_again():
-    run = sampling_run(rollout__on_policy_share=1.0)
-    updated(run, run._micro_batches(0))
-    run.config = dotted.replace(run.config, {"rollout.on_policy_share": 0.0})
-    made = updated(run, run._micro_batches(0))
-    # A letter and an end token in each of two rows: cross-entropies 3 and 1, distances 4.5 and 0.5.
-    assert made.tokens == 4
-    assert made.loss == pytest.approx(0.5 * 2.5 + 0.5 * 2)
-    assert "on_policy" not in made.means
-
-
-def test_the_engine_is_built_and_asked_as_the_flags_say(monkeypatch):
-    made: list[Any] = []
-
-    class Engine:
-        def __init__(self, path: str, settings: Any, **more: Any) -> None:
-            self.sampled: list[Any] = []
-            made.extend([path, settings, more, self])
-
-        def outcomes(self, rows: Any, outcome_of: Any, *, responses_per_row: int) -> Any:
-            for number, one in rows:
-                yield asyncio.run(outcome_of(number, one))
-
-        async def response(self, one: Any, sampling: Any, *, seed: int) -> Any:
-            if one.messages[-1].parts[0].text == "long":
-                raise UserError("no room")
-            self.sampled.append((one, sampling, seed))
-            return EncodedPrompt.of_text([5, 6]), [7, 1]
-
-    monkeypatch.setitem(sys.modules, "lmm_r1.generation.vllm_engine", SimpleNamespace(VllmEngine=Engine))
-    monkeypatch.setattr(kd, "prepare_process", lambda: None)
-    flags = {
-        "ds.param_dtype": "fp32",
-        "data.max_len": 77,
-        "rollout.max_new_tokens": 9,
-        "rollout.temperature": 0.5,
-        "rollout.top_p": 0.9,
-        "vllm.gpu_memory_utilization": 0.2,
-        "vllm.enforce_eager": True,
-    }
-    rows = [row(message("user", text), message("assistant", "a")) for text in ("q", "long")]
-    engine = StudentEngine(dotted.replace(KDConfig(), flags), SimpleNamespace(path="s"), rows)
-    path, settings, more, inner = made
-    assert (path, more["in_training"]) == ("s", True)
-    assert (settings.max_model_len, settings.gpu_memory_utilization, settings.enforce_eager) == (77, 0.2, True)
-    first, nothing = engine.samples(rows, step=3, numbers=[4, 5])
-    assert nothing is None
-    assert (first.token_ids, first.loss_mask) == ([5, 6, 7, 1], [False, False, True, True])
-    [(asked, sampling, seed)] = inner.sampled
-    assert [one.role for one in asked.messages] == ["user"]
-    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
-    engine.samples(rows[:1], step=3, numbers=[4])
-    engine.samples(rows[:1], step=4, numbers=[4])
-    seeds = [seed for *_, seed in inner.sampled]
-    assert seeds[0] == seeds[1] != seeds[2], "a resumed run draws it again"
 
 
 @pytest.mark.parametrize(

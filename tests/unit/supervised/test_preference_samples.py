@@ -6,8 +6,7 @@ from helpers.conversations import message
 
 from lmm_r1.data.messages import Message, PreferenceRow
 from lmm_r1.errors import UserError
-from lmm_r1.supervised import read_ahead
-from lmm_r1.supervised.dpo import PairBatch, PairEncoder, PairSample, encode_pair, sides_for_model
+from lmm_r1.supervised.dpo import PairBatch, PairSample, encode_pair, sides_for_model
 
 
 def pair(*prompt: Message, chosen: str | Message, rejected: str | Message, plain: bool = False) -> PreferenceRow:
@@ -53,21 +52,6 @@ def test_the_images_of_the_prompt_are_encoded_once_and_are_the_same_object_on_bo
     assert kit.encoded == 1
 
 
-def test_a_response_with_an_image_has_media_of_its_own():
-    shown = message("assistant", "b", IMAGE)
-    sample = encoded(pair(message("user", IMAGE, "?"), chosen="a", rejected=shown))
-    assert sample.rejected.token_ids.count(PLACEHOLDER) == 6
-    # Of "b", <image x 3>, </image> and END, the loss leaves out all that the image has become.
-    assert sum(sample.rejected.loss_mask) == 2
-    assert (sample.chosen.media, sample.rejected.media) == ({"pixels": 1}, {"pixels": 2})
-
-
-def test_a_pair_with_a_side_that_is_too_long_is_left_out():
-    row = pair(message("user", "q"), chosen="a", rejected="b" * 20)
-    assert encoded(row, max_len=27) is not None
-    assert encoded(row, max_len=26) is None
-
-
 def test_plain_text_goes_in_as_it_stands():
     sample = encoded(pair(message("user", "q:"), chosen="ab", rejected="c", plain=True))
     assert sample.chosen.token_ids == [*b"q:ab", END]
@@ -87,12 +71,3 @@ def test_a_batch_holds_the_chosen_sides_first_and_a_filler_counts_for_nothing():
     assert batch.sides[0].token_ids.tolist() == batch.sides[1].token_ids.tolist()
     assert [int(side.loss_mask.sum()) for side in batch.sides] == [3, 0, 2, 0]
     assert batch.weights.tolist() == [1.0, 0.0]
-
-
-def test_pairs_that_workers_encode_ahead_have_one_object_for_the_media_of_both_sides():
-    # --data.dataloader_num_workers: samples come from other processes.
-    rows = [pair(message("user", IMAGE, text), chosen="ab", rejected="ac") for text in "xy"]
-    encode = PairEncoder(kit=CharacterKit(), processor=None, max_len=64)
-    for sample in read_ahead(rows, encode, indices=[1, 0], workers=1):
-        assert sample.chosen.media == {"pixels": 1}
-        assert sample.rejected.media is sample.chosen.media

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.character_kit import END, CharacterKit
+from helpers.character_kit import CharacterKit
 from helpers.conversations import message, write_rows
 from helpers.sessions import AccumulatingStrategy, PlayedEngine, configured, session_of, updated
 
@@ -60,15 +60,6 @@ def loss(difference: float) -> float:
     return math.log1p(math.exp(-difference))
 
 
-def test_a_response_ends_with_its_end_token_where_it_is_scored():
-    sample = encoder()(pair("ab", "c"))
-    # Without the line break that the chat template writes behind it.
-    assert sample.chosen.token_ids[-3:] == [*b"ab", END]
-    assert sample.rejected.token_ids[-2:] == [*b"c", END]
-    assert sample.chosen.loss_mask == [False] * 5 + [True] * 3
-
-
-@pytest.mark.usefixtures("one_process")
 def test_a_batch_knows_margins_scores_and_what_stands_before_a_response():
     first, second = samples(pair("ab", "c", margin=0.5), pair("b", "cd", chosen_score=2.0, rejected_score=-1.0))
     batch = rm_run().collate([first, second, second.filler])

@@ -21,7 +21,7 @@ from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised.held_out import BestMetric
 from lmm_r1.supervised.loop import TokenTerms
 from lmm_r1.supervised.samples import SFTSample
-from lmm_r1.supervised.sft import RowEncoder, SFTEvaluation, prompt_of
+from lmm_r1.supervised.sft import RowEncoder, SFTEvaluation
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -116,21 +116,10 @@ def test_ranks_take_shares_of_the_rows_in_as_many_passes_and_their_sums_make_the
     assert (total / tokens, overlong) == (pytest.approx(MEAN), 1)
 
 
-def test_rows_of_which_none_fits_are_refused():
-    with pytest.raises(UserError, match="every row of --eval.dataset held_out.jsonl is longer than --data.max_len 12"):
-        evaluation([answered("c" * 20)]).evaluate(Model())
-
-
 @pytest.mark.parametrize(("every", "due"), [(-1, [3, 6, 8]), (2, [2, 4, 6, 8]), (5, [5])])
 def test_it_is_made_every_so_many_steps_or_after_each_epoch_and_the_last_step(every, due):
     own = evaluation(ROWS, eval__steps=every)
     assert [step for step in range(1, 9) if own.is_due(step, per_epoch=3, steps=8)] == due
-
-
-def test_a_prompt_is_a_row_without_the_answer_at_its_end():
-    turns = [message("user", "a"), message("assistant", "b"), message("user", "c")]
-    assert prompt_of(row(*turns, message("assistant", "d"))).messages == tuple(turns)
-    assert prompt_of(row(*turns)).messages == tuple(turns)
 
 
 def test_of_a_loss_the_least_is_best_and_of_answers_the_most(tmp_path):

@@ -7,14 +7,12 @@ import pytest
 from helpers.character_kit import END, IMAGE, NEWLINE, CharacterKit
 from helpers.conversations import message, row, write_rows
 from helpers.sessions import configured
-from PIL import Image
 
 from lmm_r1.config import SFTConfig
-from lmm_r1.config.run_rows import plain_template
-from lmm_r1.data.messages import ChangedFile, Row, images_of
+from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.supervised import chat_template, check_left_out, first_fitting, read_ahead
+from lmm_r1.supervised import first_fitting, read_ahead
 from lmm_r1.supervised.sft import RowEncoder, SFTRun
 
 config = partial(configured, SFTConfig)
@@ -46,24 +44,11 @@ def test_in_pre_training_every_token_of_a_conversation_counts_but_those_of_image
     assert sample.loss_mask == [True, False, False, False, *[True] * 8]
 
 
-def test_a_text_longer_than_the_longest_sequence_is_left_out():
-    assert encoder(model__pretrain_mode_enable=True, data__max_len=3)(plain(("user", "abc"))) is None
-
-
 def test_a_plain_prompt_is_encoded_as_it_stands():
     encoded = encode_row(plain(("user", "ab")), kit=CharacterKit(), processor=None, add_generation_prompt=True)
     assert encoded.token_ids == encoded.engine_token_ids == [*b"ab"]
     with pytest.raises(UserError, match="^rows.jsonl, line 1: the text holds a media token"):
         encode_row(plain(("user", "a\x02")), kit=CharacterKit(), processor=None, add_generation_prompt=True)
-
-
-def test_which_prompts_are_plain():
-    default = "User: {}\nAssistant: "
-    assert plain_template(config()) is None
-    assert plain_template(config(data__output_key="a")) == default
-    assert plain_template(config(data__output_key="a", data__input_template=None)) == "{}"
-    assert plain_template(config(data__output_key="a", data__apply_chat_template=True)) is None
-    assert plain_template(config(model__pretrain_mode_enable=True)) == "{}"
 
 
 def test_the_columns_of_the_rows_are_those_of_the_flags(tmp_path):
@@ -74,51 +59,6 @@ def test_the_columns_of_the_rows_are_those_of_the_flags(tmp_path):
     assert sample.token_ids == [*b"User: 1?\nAssistant: 2", END]
     (turns,) = SFTRun.training_rows(config(**flags, data__apply_chat_template=True))
     assert encoder()(turns).token_ids == [*b"u1?", END, NEWLINE, *b"a2", END, NEWLINE]
-
-
-def test_a_column_of_text_is_for_pre_training(tmp_path):
-    path = write_rows(tmp_path / "texts.jsonl", {"text": "a <image> b"})
-    flags = {"data__dataset": path, "data__input_key": "text", "train__batch_size": 1}
-    with pytest.raises(UserError, match="--data.output_key, or learn plain text with --model.pretrain_mode_enable"):
-        SFTRun.training_rows(config(**flags | {"data__dataset": write_rows(tmp_path / "one.jsonl", {"text": "a"})}))
-    with pytest.raises(UserError, match="texts.jsonl line 1: a plain-text prompt with images"):
-        SFTRun.training_rows(config(**flags, model__pretrain_mode_enable=True))
-    path = write_rows(tmp_path / "texts.jsonl", {"text": "ab"})
-    (found,) = SFTRun.training_rows(config(**flags, model__pretrain_mode_enable=True))
-    assert encoder(model__pretrain_mode_enable=True)(found).token_ids == [*b"ab", END]
-
-
-def test_evaluation_rows_have_answers_where_a_verifier_judges(tmp_path):
-    turns = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]
-    path = write_rows(tmp_path / "rows.jsonl", {"messages": turns, "gold": "2"})
-    assert SFTRun.evaluation_rows(config()) == []
-    (found,) = SFTRun.evaluation_rows(config(eval__dataset=path))
-    assert found.answer == ""
-    (found,) = SFTRun.evaluation_rows(config(eval__dataset=path, eval__reward="math", data__label_key="gold"))
-    assert found.answer == "2"
-    with pytest.raises(UserError, match='rows.jsonl line 1: the answer "answer" is missing'):
-        SFTRun.evaluation_rows(config(eval__dataset=path, eval__reward="math"))
-
-
-def test_images_come_from_the_column_that_the_flag_names(tmp_path):
-    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "2"}]
-    path = write_rows(tmp_path / "rows.jsonl", {"messages": turns, "pictures": ["a.png"]})
-    flags = {"data__dataset": path, "train__batch_size": 1}
-    (found,) = SFTRun.training_rows(config(**flags, data__image_key="pictures"))
-    assert [part.source for part in images_of(found.messages)] == [str(tmp_path / "a.png")]
-    with pytest.raises(UserError, match="--data.image_key"):
-        SFTRun.training_rows(config(**flags))
-
-
-def test_a_chat_template_is_text_or_a_file(tmp_path):
-    assert chat_template(config()) is None
-    assert chat_template(config(data__tokenizer_chat_template="{{ messages }}")) == "{{ messages }}"
-    file = tmp_path / "chat.jinja"
-    file.write_text("{% if a %}", encoding="utf-8")
-    assert chat_template(config(data__tokenizer_chat_template=str(file))) == "{% if a %}"
-    with pytest.raises(UserError, match="^--data.tokenizer_chat_template chatml is no template"):
-        chat_template(config(data__tokenizer_chat_template="chatml"))
 
 
 def test_workers_give_the_same_samples_in_the_same_order():
@@ -152,12 +92,6 @@ def test_the_first_row_that_fits_is_found_behind_those_that_cannot_be_encoded():
         first_fitting(skips, rows[:2], encode)
 
 
-def test_a_row_file_that_has_changed_ends_the_run_whatever_becomes_of_bad_rows():
-    with pytest.raises(ChangedFile):
-        check_left_out(ChangedFile("rows.parquet row 1: its image cannot be read any more"), bad_rows="skip")
-    check_left_out(UserError("rows.parquet row 1: broken"), bad_rows="skip")
-
-
 def texts(rows: list[Row]) -> set[str]:
     return {row.messages[0].parts[0].text for row in rows}
 
@@ -187,16 +121,6 @@ def test_the_split_is_the_one_that_is_named(tmp_path):
     flags = {"data__dataset": folder, "data__dataset_split": "test", "train__batch_size": 1}
     assert texts(SFTRun.training_rows(config(**flags))) == {"test"}
     assert texts(SFTRun.evaluation_rows(config(eval__dataset=folder, eval__split="held_out"))) == {"held_out"}
-
-
-def test_held_out_rows_are_those_of_all_files_that_are_named(tmp_path):
-    turns = [[{"role": "user", "content": name}, {"role": "assistant", "content": "x"}] for name in "ab"]
-    first, second = (write_rows(tmp_path / f"{number}.jsonl", {"messages": one}) for number, one in enumerate(turns))
-    rows = SFTRun.evaluation_rows(config(eval__dataset=f"{first}, {second}"))
-    assert texts(rows) == {"a", "b"}
-    assert sorted(path for path, _ in rows.origins.values()) == sorted(map(str, (first, second)))
-    with pytest.raises(UserError, match="--eval.dataset .* has an empty entry"):
-        SFTRun.evaluation_rows(config(eval__dataset=f"{first},"))
 
 
 def test_the_last_turn_alone_is_learnt_where_asked_for():

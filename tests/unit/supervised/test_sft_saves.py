@@ -13,7 +13,6 @@ from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.supervised.sft import SFTRun
 from lmm_r1.train.stopping import SaveSchedule
-from lmm_r1.train.update import Step
 
 
 class Strategy(SimpleNamespace):
@@ -46,26 +45,6 @@ def test_a_checkpoint_is_saved_within_the_limits_and_where_the_flags_say(tmp_pat
     made._save(3)
     assert strategy.calls == [("elsewhere", "global_step3", 2, 7, {"global_step": 3}, None, None)]
     assert made.saved_step == 3
-
-
-def test_a_copy_in_hugging_face_format_stands_beside_it_where_asked_for(tmp_path):
-    made, strategy = run(tmp_path, ckpt__save_hf=True)
-    made.best.improves({"eval_loss": 0.5})
-    made._save(3, best=True)
-    best = ("checkpoints", "best_global_step3", 3, 100_000_000, {"global_step": 3}, 0.5, "eval_loss")
-    assert strategy.calls == ["best_global_step3_hf", best]
-
-
-def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
-    made, _ = run(tmp_path, logger__logging_steps=2, logger__stage_name="first")
-    told = []
-    made.trackers = SimpleNamespace(log=lambda step, values: told.append(step))
-    update = Step(loss=1.0, means={}, tokens=4, rate=0.1, grad_norm=0.5)
-    for step in range(1, 6):
-        made._log(step, 5, made=update, seconds=2.0)
-    assert told == [2, 4, 5]
-    assert "first step 5/5  loss 1.000" in capsys.readouterr().out
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
 
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])

@@ -11,11 +11,9 @@ from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, configure
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
-from lmm_r1.errors import UserError
 from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import RowEncoder, SFTRun
-from lmm_r1.supervised.start import _check_processes
 
 
 def batch(*rows: tuple[list[int], list[int]]) -> list[ModelSample]:
@@ -79,10 +77,3 @@ def test_an_update_has_all_its_micro_batches_where_rows_are_too_long_or_few():
     # The epoch's last update has two rows.
     assert [run.counts(batch).tokens for batch in run._micro_batches(1)] == [2, 2, 0, 0]
     assert run.skipped == 2
-
-
-def test_processes_that_do_not_divide_into_groups_that_share_rows_are_refused():
-    config = configured(SFTConfig, ds__ulysses_size=2)
-    _check_processes(config, count=4)
-    with pytest.raises(UserError, match="--ds.ulysses_size 2 does not divide the 3 processes of this run"):
-        _check_processes(config, count=3)

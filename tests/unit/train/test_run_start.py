@@ -8,10 +8,9 @@ import yaml
 from PIL import Image
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints import model_digest
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.resolve import is_free, settings_of_the_run
-from lmm_r1.data.messages import FilePlace, FileState, ImagePart, Message, Row, StoredBytes, TextPart
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import RunFolder
@@ -164,26 +163,6 @@ def test_another_run_is_told_what_differs(tmp_path):
     assert "--ckpt.overwrite" in sentence
 
 
-def test_many_differences_are_counted(tmp_path):
-    changes = {
-        "adam__lr": 1.0,
-        "max_norm": 2.0,
-        "train__seed": 3,
-        "train__max_steps": 4,
-        "data__max_len": 5,
-        "optim": "muon",
-    }
-    model = checkpoint(tmp_path / "model")
-    sentence = refusal(fingerprint(model), fingerprint(model, **changes), tmp_path / "ck")
-    assert sentence.count(" there, ") == 4
-    assert "; and 2 more; give another" in sentence
-
-
-def test_checkpoints_of_an_unknown_run_are_refused(tmp_path):
-    with pytest.raises(UserError, match="do not say of which run they are .no fingerprint.json.; .*lmm-r1 merge"):
-        check_same_run(fingerprint(checkpoint(tmp_path / "model")), tmp_path)
-
-
 def test_a_setting_that_an_earlier_version_did_not_know_is_left_out(tmp_path):
     now = fingerprint(checkpoint(tmp_path / "model"))
     before = Fingerprint(models=now.models, rows=now.rows, settings={**now.settings, "gone": 1})
@@ -206,28 +185,6 @@ def test_a_setting_that_an_earlier_version_did_not_know_is_left_out(tmp_path):
 def test_other_rows_have_another_digest(other):
     assert rows_digest([row()]) != rows_digest(other)
     assert rows_digest(other) == rows_digest(list(other))
-
-
-def stored(*, row_number: int = 1, length: int = 2000, folder: str = "/data") -> StoredBytes:
-    place = FilePlace(FileState("/gone.arrow", 10**6, 1), name=f"{folder}/rows.parquet")
-    return StoredBytes(place, 0, length, row_number)
-
-
-def test_an_image_in_a_row_file_counts_by_its_row_and_length_and_is_not_read():
-    given = rows_digest([row(image=stored())])
-    assert given == rows_digest([row(image=stored(folder="/moved"))])
-    assert given != rows_digest([row(image=stored(row_number=2))])
-    assert given != rows_digest([row(image=stored(length=2001))])
-    assert rows_digest([row(image=stored())]) != rows_digest([row(image="/data/rows.parquet")])
-
-
-def test_a_changed_weight_in_a_large_file_is_seen_where_it_is_looked_at(tmp_path):
-    weights = bytearray(64 * 64 * 1024 + 4096)
-    one = checkpoint(tmp_path / "one", weights=bytes(weights))
-    weights[-1] = 1
-    other = checkpoint(tmp_path / "other", weights=bytes(weights))
-    assert model_digest(str(one)) != model_digest(str(other))
-    assert model_digest("Qwen/Qwen2.5-VL-3B-Instruct") == "Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])

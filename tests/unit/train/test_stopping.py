@@ -79,26 +79,6 @@ def test_another_request_ends_it_at_once_but_not_one_that_comes_with_the_first(m
         assert stops.reason == "Ctrl-C"
 
 
-def test_ctrl_c_that_a_shell_lets_be_ignored_stays_ignored(monkeypatch):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with StopRequests() as stops:
-            send(signal.SIGINT)
-            assert not stops.asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_listening_again_takes_a_signal_back_and_the_first_handler_returns(monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-    with StopRequests() as stops, stops.held():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        stops.listen()
-        send(signal.SIGTERM)
-        assert stops.asked
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 @pytest.mark.parametrize(
     ("changes", "end"),
     [
@@ -123,14 +103,6 @@ def test_a_failure_leaves_its_traceback_in_the_run_folder(tmp_path):
     )
     assert "stack dump" not in sentence
     assert "and a stack dump" in (tmp_path / "error.txt").read_text()
-
-
-def test_a_failure_where_nothing_can_be_written_shows_its_traceback(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="the whole traceback is above"):
-        with reported_ends(StopRequests(), folder=tmp_path / "file"):
-            raise OSError("no space left")
-    assert "no space left" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_told_with_its_file_and_how_to_go_on_and_leaves_no_traceback(tmp_path, capsys):
@@ -160,13 +132,6 @@ def test_a_process_that_ends_without_python_has_last_words_and_no_other_has(how,
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ended.stderr.endswith(said)
     assert ("rl was killed" in ended.stderr) is bool(said)
-
-
-def test_what_the_user_gave_keeps_its_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"^--adam.lr: too high$"):
-        with reported_ends(StopRequests(), folder=tmp_path):
-            raise UserError("--adam.lr: too high")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_ends_with_the_sentence_and_the_code(capsys):

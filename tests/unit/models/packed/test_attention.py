@@ -196,15 +196,6 @@ def test_the_kernels_for_varying_lengths_take_half_precision_on_gpus_without_run
     varlen_kernel.cache_clear()
 
 
-def test_layers_may_name_their_window_themselves():
-    layout = LAYOUTS["shared prefixes"]
-    given = inputs(layout, grouped=True)
-    with packed_as(layout):
-        mask = attention._mask(batch_size=1)
-    output, _ = attention._attention(MODULE, *given, mask, scaling=0.3, sliding_window=3)
-    torch.testing.assert_close(output, expected(given, layout, window=3, scaling=0.3), atol=1e-5, rtol=0)
-
-
 def test_outside_of_a_packed_sequence_the_mask_and_the_attention_are_those_of_sdpa():
     arguments = {
         "batch_size": 2,
@@ -219,18 +210,6 @@ def test_outside_of_a_packed_sequence_the_mask_and_the_attention_are_those_of_sd
     mine, _ = attention._attention(MODULE, query, key, value, mask, scaling=0.3)
     theirs, _ = sdpa_attention_forward(MODULE, query, key, value, mask, scaling=0.3)
     assert torch.equal(mine, theirs)
-
-
-def test_a_sequence_is_forgotten_where_it_ends_and_one_within_another_gives_way():
-    outer, inner = LAYOUTS["shared prefixes"], LAYOUTS["samples by themselves"]
-    with packed_as(outer):
-        with packed_as(inner):
-            assert attention._mask(batch_size=1).layout is inner
-        assert attention._mask(batch_size=1).layout is outer
-        with pytest.raises(RuntimeError, match="within"), packed_as(inner):
-            raise RuntimeError("within")
-        assert attention._mask(batch_size=1).layout is outer
-    assert attention._current.get() is None
 
 
 SMALL = table("models/packed/attention", "small")

@@ -1,7 +1,6 @@
 """FlexAttention over packed sequences: its mask against the layout's, its results against those segment by segment."""
 
 import itertools
-import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -9,10 +8,10 @@ import pytest
 import torch
 from helpers.packed_batches import segments_of
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from lmm_r1.models.packed import attention
-from lmm_r1.models.packed.attention import BLOCK, attend_in_blocks, block_mask, fits_block_kernel, token_mask
+from lmm_r1.models.packed.attention import attend_in_blocks, fits_block_kernel, token_mask
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
 CPU = torch.device("cpu")
@@ -71,22 +70,6 @@ def test_a_token_sees_what_the_layouts_masks_say_and_nothing_of_other_segments(k
     assert torch.equal(sees(0, 0, tokens[:, None], tokens[None]), expected)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-def test_blocks_are_those_that_pytorch_finds_in_the_mask_of_all_tokens(window, monkeypatch):
-    monkeypatch.setattr(attention, "_ROWS", BLOCK)
-    layout = layout_of((400, (150, 90, 60)), (200, (300,)), images=((30, 290), (500, 530)))
-    mine = block_mask(layout, window=window, device=CPU)
-    # 1,200 tokens are filled up to ten blocks.
-    theirs = create_block_mask(mine.mask_mod, None, None, 1280, 1280, device="cpu")
-    assert mine.shape == theirs.shape == (1, 1, 1280, 1280)
-    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    for name in (*names, *(name.replace("kv", "q") for name in names)):
-        one, other = getattr(mine, name), getattr(theirs, name)
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other), name
-    assert bool(mine.full_kv_num_blocks.any()) is (window is None)
-
-
 def tensors(layout: PackedLayout, *, heads: int, key_heads: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Queries (1, H, T, D), keys and values (1, K, T, D), as a model's projections give them."""
     generator = torch.Generator().manual_seed(0)
@@ -116,22 +99,6 @@ def test_outputs_and_gradients_are_those_segment_by_segment(kind, window, heads,
     gradients = [torch.autograd.grad((output * weights).sum(), given) for output in (mine, theirs)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
-
-
-def test_the_mask_is_made_once_for_all_layers_with_one_window(uncompiled, monkeypatch):
-    made: list[int | None] = []
-
-    def noting(layout: PackedLayout, *, window: int | None, device: torch.device) -> object:
-        made.append(window)
-        return block_mask(layout, window=window, device=device)
-
-    monkeypatch.setattr(attention, "block_mask", noting)
-    layout = layout_of((6, (3, 4)), images=((1, 4),))
-    given = tensors(layout, heads=2, key_heads=2, dtype=torch.float32)
-    # No sample is longer than ten tokens.
-    for window in (None, 4, None, 4, 10):
-        attend_in_blocks(*given, layout, window=window, scaling=None)
-    assert made == [None, 4]
 
 
 def on_gpu(*, dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> SimpleNamespace:
@@ -183,14 +150,6 @@ def compiles() -> bool:
     return attention._compiles(CPU, torch.float32, 2, 1, 16)
 
 
-def test_where_it_compiles_the_run_says_so_once(uncompiled, asked_anew, caplog):
-    caplog.set_level(logging.INFO)
-    with torch.no_grad():
-        assert compiles()
-        assert compiles()
-    assert caplog.messages == ["attention over packed sequences with bidirectional attention: FlexAttention, compiled"]
-
-
 def test_where_it_does_not_the_run_goes_on_and_warns_once(asked_anew, monkeypatch, caplog):
     def fail() -> None:
         raise RuntimeError("Failed to find C compiler")
@@ -199,12 +158,3 @@ def test_where_it_does_not_the_run_goes_on_and_warns_once(asked_anew, monkeypatc
     assert not compiles()
     assert not compiles()
     assert caplog.text.count("Failed to find C compiler") == 1
-
-
-def test_it_is_not_taken_where_compiling_is_switched_off(uncompiled, asked_anew, monkeypatch):
-    """It would compute the scores of all tokens with all."""
-    with torch._dynamo.config.patch(disable=True):
-        assert not compiles()
-    attention._compiles.cache_clear()
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    assert not compiles()

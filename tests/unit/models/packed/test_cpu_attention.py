@@ -127,22 +127,6 @@ def test_packed_attention_gives_the_same_on_either_path(window, layout):
     torch.testing.assert_close(output, by_definition(layout, query, key, value, window=window), atol=1e-12, rtol=0)
 
 
-def test_dropout_is_left_to_the_other_path():
-    query, key, value = tensors(GROUPS)
-    assert not fits_cpu_kernel(query, value, GROUPS, window=None, dropout=0.1)
-    torch.manual_seed(0)
-    output = attention._by_segment(query, key, value, GROUPS, window=None, scaling=0.3, dropout=0.9)
-    assert (output - by_definition(GROUPS, query, key, value)).abs().max() > 0.1
-
-
-def test_half_precision_is_off_by_its_own_rounding_only():
-    halves = tensors(GROUPS, dtype=torch.bfloat16)
-    output = attend_on_cpu(*halves, GROUPS, window=None, scaling=0.3)
-    assert output.dtype == torch.bfloat16
-    expected = by_definition(GROUPS, *(tensor.detach().double() for tensor in halves))
-    torch.testing.assert_close(output.double(), expected, atol=0.02, rtol=0.02)
-
-
 @pytest.mark.parametrize("longest", [1, 384], ids=["in bfloat16", "in single precision"])
 def test_so_are_its_gradients_whatever_they_are_computed_in(longest, monkeypatch):
     monkeypatch.setattr(attention, "_SHORT", longest)
@@ -155,11 +139,6 @@ def test_so_are_its_gradients_whatever_they_are_computed_in(longest, monkeypatch
         assert half.grad.dtype == torch.bfloat16
         # Of numbers up to 4, bfloat16 keeps eight bits.
         torch.testing.assert_close(half.grad.double(), double.grad, atol=2 * 4 * 2**-8, rtol=0)
-
-
-def test_no_gradient_is_kept_where_none_is_asked_for():
-    with torch.no_grad():
-        assert attend_on_cpu(*tensors(GROUPS), GROUPS, window=None, scaling=0.3).grad_fn is None
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

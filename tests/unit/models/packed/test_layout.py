@@ -41,14 +41,6 @@ def test_a_window_counts_the_token_itself_and_reaches_back_into_the_prefix():
     assert layout.is_plain(3, window=3) is False
 
 
-def test_a_window_as_long_as_a_sample_cuts_nothing():
-    layout = PackedLayout(segments=SHARED)
-    assert layout.is_plain(3, window=4) is True
-    # The prefix counts: three tokens and two.
-    assert mask(layout, 1, window=5) == mask(layout, 1)
-    assert mask(layout, 1, window=4) == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
-
-
 def test_a_run_attends_in_both_directions_within_itself():
     # An image of two tokens behind one of text, with a text behind it, and two images side by side.
     blocks = torch.tensor([-1, 0, 0, -1, 1, 1, 2, 2])
@@ -62,32 +54,6 @@ def test_a_window_cuts_a_run_behind_a_token_but_not_before_it():
     blocks = torch.tensor([0, 0, 0, -1])
     layout = PackedLayout(segments=(PackedSegment(start=0, end=4),), block_ids=blocks)
     assert mask(layout, 0, window=2) == [[1, 1, 1, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-
-
-def test_a_run_in_a_response_leaves_the_prefix_alone():
-    blocks = torch.tensor([0, 0, -1, 1, 1])
-    layout = PackedLayout(segments=segments_of((2, None), (3, 0)), block_ids=blocks)
-    assert mask(layout, 1) == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1]]
-
-
-def test_segments_without_runs_are_plain_beside_one_with_a_run():
-    blocks = torch.tensor([0, 0, -1, -1])
-    layout = PackedLayout(segments=segments_of((2, None), (2, None)), block_ids=blocks)
-    assert layout.has_block == (True, False)
-    assert [layout.is_plain(index, window=None) for index in range(2)] == [False, True]
-    assert PackedLayout(segments=SHARED).has_block == (False,) * 4
-
-
-def test_segments_of_one_shape_share_a_mask_and_runs_do_not():
-    twins = segments_of((2, None), (2, 0), (2, 0))
-    layout = PackedLayout(segments=twins)
-    assert layout.mask(1, window=None, device=CPU) is layout.mask(2, window=None, device=CPU)
-    # A window that cuts nothing is none.
-    assert layout.mask(1, window=9, device=CPU) is layout.mask(2, window=None, device=CPU)
-
-    with_runs = PackedLayout(segments=twins, block_ids=torch.tensor([-1, -1, 0, 0, -1, 1]))
-    assert mask(with_runs, 1) == [[1, 1, 1, 1], [1, 1, 1, 1]]
-    assert mask(with_runs, 2) == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
 def test_kernels_get_where_queries_and_keys_end_and_prefixes_once_for_each_segment():
@@ -114,18 +80,6 @@ def test_without_prefixes_keys_are_taken_as_they_stand():
 
 # A prompt of two tokens; behind it a turn of two that a third of one and a fourth of two go on from; and one response more.
 TREE = segments_of((2, None), (2, 0), (1, 1), (2, 1), (1, 0), (1, None))
-
-
-def test_a_prefix_has_a_prefix_of_its_own():
-    layout = PackedLayout(segments=TREE)
-    assert layout.ancestors == ((), (0,), (0, 1), (0, 1), (0,), ())
-    assert layout.key_lengths == (2, 4, 5, 6, 3, 1)
-    assert [layout.prefix_length(segment) for segment in TREE] == [0, 2, 4, 4, 2, 0]
-    assert mask(layout, 3) == [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]
-    # It reaches back through the turn into the prompt.
-    assert mask(layout, 3, window=4) == [[0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]]
-    assert layout.cuts_prefix(window=5)
-    assert not layout.cuts_prefix(window=6)
 
 
 def test_each_part_of_a_prefix_has_all_that_goes_on_from_it_behind_it():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.packed_batches import segments_of
 
-from lmm_r1.data.sample import LEAST_SHARED, PlacedMedia, SampleMedia
+from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.packed.layout import PackedSegment
 from lmm_r1.models.packed.packing import ModelSample, PackedSequence, pack_batch, stacked
@@ -130,13 +130,6 @@ def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
     assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1, 4, 1], [21, 24, 25])
 
 
-def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
-    packed = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
-    assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 21]]
-    assert packed.layout.segments == segments_of((2, None), (1, 0), (3, None))
-    assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1], [21])
-
-
 def test_a_value_of_the_last_token_is_wanted_from_it():
     samples = [ModelSample.whole([11, 12, 21]), ModelSample.whole([13])]
     packed = packed_samples(samples, wanted=stacked(samples, lambda one: one.last))
@@ -220,78 +213,6 @@ def test_results_of_shared_tokens_go_to_all_samples_and_gradients_come_back_as_s
     assert values.grad.tolist() == [101.0, 10.0, 1000.0, 5.0]
 
 
-def test_each_sample_wants_its_own_of_what_it_shares(nodes_of_single_tokens):
-    first = learnt([11, 21, 22, 23], [1, 1, 1], prompt=1)
-    # The second sample's first two tokens are no loss tokens.
-    packed = packed_samples([first, learnt([11, 21, 22, 24], [0, 0, 1], prompt=1)])
-    assert (packed.layout.lengths, packed.copies) == ((3, 1, 1), None)
-    packed = packed_samples([first, learnt([11, 21, 22, 24], [1, 0, 1], prompt=1)])
-    assert packed.layout.lengths == (3, 1, 1)
-    assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([0, 1, 2, 2], [21, 22, 23, 24])
-    assert packed.copies.tolist() == [0, 1, 2, 0, 3]
-
-
-def test_media_of_a_turn_come_once_for_all_that_goes_on_from_it(nodes_of_single_tokens):
-    prompt, shown, crop = [8, IMAGE, 11], image(1.0), image(2.0)
-
-    def seen(turn: Media, *later: PlacedMedia) -> tuple[PlacedMedia, ...]:
-        return (PlacedMedia(0, shown), PlacedMedia(4, turn, end=6), *later)
-
-    turn = [21, IMAGE, 12]
-    samples = [
-        (prompt, [*turn, 22]),
-        # The same tokens with another picture.
-        (prompt, [*turn, 22]),
-        (prompt, [*turn, 23, IMAGE, 24]),
-        (prompt, [25]),
-        (prompt, [*turn, 23, IMAGE, 26]),
-    ]
-    later = PlacedMedia(7, image(3.0), end=8)
-    media = [seen(crop), seen(image(4.0)), seen(crop, later), (PlacedMedia(0, shown),), seen(crop, later)]
-    packed = pack(samples, media=media, kit=PlainKit(bidirectional=True))
-    assert packed.token_ids.tolist() == [[*prompt, 21, IMAGE, 12, 22, 23, IMAGE, 24, 26, IMAGE, 12, 22, 25]]
-    assert packed.layout.lengths == (3, 1, 2, 1, 2, 1, 1, 3, 1)
-    assert [segment.prefix for segment in packed.layout.segments] == [None, 0, 1, 2, 2, 4, 4, 1, 0]
-    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 3, 4]
-    assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 8, 4, 5, 6, 3]]
-    assert packed.inputs["token_types"].tolist() == [[0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0]]
-    assert packed.layout.block_ids.tolist() == [-1, 0, -1, -1, 1, -1, -1, -1, 2, -1, -1, 3, -1, -1, -1]
-
-
-def test_a_few_tokens_in_common_are_no_node_of_their_own():
-    run = list(range(30, 30 + LEAST_SHARED))
-    alike = [([11], [*run, 21]), ([11], [*run, 22]), ([11], [23])]
-    assert pack(alike).layout.lengths == (1, len(run), 1, 1, 1)
-    assert pack([([11], [*run[1:], 21]), ([11], [*run[1:], 22]), ([11], [23])]).layout.lengths == (
-        1,
-        len(run),
-        len(run),
-        1,
-    )
-
-
-def test_a_groups_media_come_once_whatever_the_objects():
-    prompt = [8, IMAGE, IMAGE, 11]
-    # Fetched twice, and another one.
-    media = [(PlacedMedia(0, image(value)),) for value in (1.0, 1.0, 2.0)]
-    packed = pack([(prompt, [21]), (prompt, [22]), (prompt, [23])], media=media, groups=[0, 0, 1])
-    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2]
-    assert packed.layout.lengths == (4, 1, 1, 5)
-
-
-def test_without_shared_prefixes_every_sample_has_its_own_media():
-    prompt, one = [8, IMAGE, IMAGE, 11], image(1.0)
-    packed = pack([(prompt, [21]), (prompt, [22])], media=[one, one], share=False)
-    assert packed.inputs["pixels"].shape == (2, 2)
-    assert packed.layout.lengths == (5, 5)
-
-
-def test_without_prompts_every_sample_is_by_itself():
-    packed = packed_samples([ModelSample.whole([11, 12, 21]), ModelSample.whole([11, 12, 22])])
-    assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 22]]
-    assert packed.target_ids.tolist() == [12, 21, 12, 22]
-
-
 def test_runs_are_numbered_and_end_with_their_segment():
     prompt = [8, IMAGE, IMAGE]
     packed = pack(
@@ -316,12 +237,6 @@ def test_a_sequence_of_texts_gets_a_filler_where_all_ranks_must_run_the_vision_t
     assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 1, 0, 1, 2]]
     assert packed.inputs["pixels"].tolist() == [[0.0, 0.0]]
     assert packed.target_ids.tolist() == [21, 22]
-
-
-def test_a_sequence_with_an_image_needs_no_filler():
-    packed = pack([([8, IMAGE, IMAGE], [21]), ([11], [22])], media=[image(1.0), None], fill=True)
-    assert not packed.filled
-    assert packed.layout.length == 6
 
 
 def test_a_sequence_is_filled_up_to_a_multiple_of_the_ranks_that_share_it():

@@ -7,7 +7,6 @@ import torch
 from helpers.packed_batches import segments_of
 from helpers.varlen_kernels import of_torch
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
@@ -32,26 +31,6 @@ def test_keys_go_to_every_segment_and_their_gradients_come_back_as_a_sum(dim):
     assert tokens.grad.flatten().tolist() == [10, 13, 5, 8, 9, 10, 23, 13]
 
 
-def test_keys_of_a_prefix_of_a_prefix_go_to_all_that_is_behind_both():
-    # A prompt of one token, a turn of two, two turns that go on from it, and one that goes on from the prompt.
-    parts = [(0, 1, None), (1, 3, 0), (3, 4, 1), (4, 5, 1), (5, 6, 0)]
-    layout = PackedLayout(
-        segments=tuple(PackedSegment(start=start, end=end, prefix=prefix) for start, end, prefix in parts)
-    )
-    tokens = torch.arange(1.0, 7.0).view(-1, 1, 1).requires_grad_()
-    repeated = repeat_prefixes(tokens, layout.varlen(device=CPU), dim=0)
-    assert repeated.flatten().tolist() == [1, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 5, 1, 6]
-    repeated.backward(torch.arange(1.0, 15.0).view(repeated.shape))
-    # 1 + 2 + 5 + 9 + 13 for the prompt; 3 + 6 + 10 and 4 + 7 + 11 for the turn.
-    assert tokens.grad.flatten().tolist() == [30, 19, 22, 8, 12, 14]
-
-
-def test_without_prefixes_nothing_is_copied():
-    alone = PackedLayout(segments=(PackedSegment(start=0, end=3),))
-    keys = torch.zeros(3, 1, 1)
-    assert repeat_prefixes(keys, alone.varlen(device=CPU), dim=0) is keys
-
-
 def group(*, prompt: int = 24, responses: int = 16, length: int = 8) -> PackedLayout:
     starts = [prompt + index * length for index in range(responses)]
     return PackedLayout(
@@ -73,31 +52,6 @@ def test_sixteen_copies_in_half_precision_are_rounded_once():
     exact = torch.zeros(keys.shape, dtype=torch.float64).index_add_(0, varlen.key_index, gradient.double())
     errors = ((keys.grad.double() - exact) / exact).abs()
     assert float(errors.max()) <= ROUNDING * 1.0001
-
-
-def test_no_copy_is_added_to_another_in_half_precision():
-    """As GPUs do in the gradient of `index_select`, by atomic additions; CPUs sum it in single precision."""
-    layout = group()
-    keys = torch.zeros(layout.length, 2, 8, dtype=torch.bfloat16, requires_grad=True)
-    repeated = repeat_prefixes(keys, layout.varlen(device=CPU), dim=0)
-    with Sums() as sums:
-        repeated.backward(torch.ones_like(repeated))
-    # 17 copies of 24 tokens.
-    assert sums.seen == [("aten.sum.dim_IntList", (17, 24, 2, 8), torch.float32)]
-
-
-class Sums(TorchDispatchMode):
-    """Notes what adds up numbers: its name, the shape of what it takes and its precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, tuple[int, ...], torch.dtype]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if any(word in str(func) for word in ("add", "sum", "scatter", "index_put", "backward")):
-            self.seen.append((str(func), tuple(args[0].shape), result.dtype))
-        return result
 
 
 def by_segment(layout: PackedLayout, given: list[torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.packed import sequence_parallel
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 from lmm_r1.models.packed.packing import ModelSample, PackedSequence, pack_batch, stacked
-from lmm_r1.models.packed.sequence_parallel import check_heads, check_not_shared, share_of
+from lmm_r1.models.packed.sequence_parallel import check_heads, share_of
 
 
 def sequence(*, length: int, sources: list[int]) -> PackedSequence:
@@ -36,15 +36,6 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(dist, "get_world_size", lambda group: group.size)
     monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
     return group
-
-
-def test_without_a_group_the_share_is_the_sequence():
-    share = share_of(sequence(length=5, sources=[1, 3]), group=None)
-    assert share.tokens == slice(0, 5)
-    assert share.sources.tolist() == [1, 3]
-    assert share.target_ids.tolist() == [10, 30]
-    values = torch.tensor([0.5, 0.25])
-    assert share.gather(values) is values
 
 
 def test_a_share_has_the_targets_predicted_from_its_tokens_counted_from_its_start(ranks):
@@ -113,12 +104,3 @@ def test_linear_attention_layers_are_refused_by_name_and_flag():
         UserError, match="--ds.ulysses_size 2: --actor.model_name_or_path m has linear attention layers"
     ):
         check_heads(config, size=2, model="--actor.model_name_or_path m")
-
-
-def test_a_model_that_runs_padded_is_not_shared(ranks, monkeypatch):
-    monkeypatch.setattr(sequence_parallel, "packing_refusal", lambda model: "Model caps its attention scores")
-    check_not_shared(torch.nn.Identity(), group=None)
-    with pytest.raises(
-        UserError, match="--ds.ulysses_size 2 splits packed sequences only: Model caps its attention scores"
-    ):
-        check_not_shared(torch.nn.Identity(), group=ranks)

@@ -1,6 +1,5 @@
 """Which kernel for sequences of varying length a GPU gets, by what is installed, and what each is called with."""
 
-import builtins
 import importlib.util
 import logging
 import sys
@@ -111,43 +110,6 @@ def test_flash_attn_goes_before_pytorchs_where_it_is_compiled(monkeypatch, caplo
     ]
 
 
-def test_the_installed_pytorch_has_a_kernel_that_takes_groups_and_windows(caplog):
-    """And the stand-in for flash-attn in compat/ is none."""
-    caplog.set_level(logging.INFO)
-    kernel = varlen_kernel()
-    assert kernel.takes_groups
-    assert kernel.takes_windows
-    assert caplog.messages == [
-        "attention over packed sequences and windows of images: PyTorch's varlen_attn (its FlashAttention 2)"
-    ]
-
-
-def test_a_gpu_that_is_too_old_has_none(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    assert varlen_kernel() is None
-    assert caplog.messages == [
-        "attention over packed sequences and windows of images: no kernel for sequences of varying length"
-    ]
-
-
-def test_a_pytorch_without_it_has_none(monkeypatch):
-    load = builtins.__import__
-
-    def refuse(name: str, *args: Any, **settings: Any) -> Any:
-        if name == "torch.nn.attention.varlen":
-            raise ModuleNotFoundError(name)
-        return load(name, *args, **settings)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    assert varlen_kernel() is None
-
-
-def test_a_kernel_whose_scaling_cannot_be_given_is_none(monkeypatch):
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value, window_size: None)
-    assert varlen_kernel() is None
-
-
 @pytest.mark.parametrize(
     ("dtype", "widths", "window", "taken"),
     [
@@ -164,27 +126,6 @@ def test_it_takes_half_precision_and_heads_of_up_to_256(dtype, widths, window, t
     assert varlen_kernel().takes(query, value, window=window) is taken
 
 
-def test_one_without_windows_takes_none(monkeypatch):
-    install_torch(monkeypatch, without_windows)
-    half = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
-    assert varlen_kernel().takes(half, half, window=None)
-    assert not varlen_kernel().takes(half, half, window=4)
-
-
-def test_flash_attention_3_is_activated_on_hopper_where_it_is_installed(monkeypatch):
-    handle = SimpleNamespace(remove=lambda: None)
-    install_flash_attn_3(monkeypatch, lambda: handle)
-    assert varlen_kernel().name == "PyTorch's varlen_attn (its FlashAttention 2)"
-    assert torch.nn.attention.current_flash_attention_impl() is None
-
-    # Its kernels are for this generation alone: PyTorch refuses them on the next one.
-    for capability, name in (((10, 0), "its FlashAttention 2"), ((9, 0), "FA3")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
-        varlen_kernel.cache_clear()
-        assert varlen_kernel().name == f"PyTorch's varlen_attn ({name})"
-    assert torch.nn.attention.current_flash_attention_impl() == "FA3"
-
-
 def test_flash_attention_3_comes_before_flash_attn_2_and_computes_the_same(monkeypatch):
     older, newer = install_flash_attn(monkeypatch), install_torch(monkeypatch, of_torch)
     expected = attend(heads=4, key_heads=2, causal=True, window=None)
@@ -195,28 +136,3 @@ def test_flash_attention_3_comes_before_flash_attn_2_and_computes_the_same(monke
     varlen_kernel.cache_clear()
     torch.testing.assert_close(attend(heads=4, key_heads=2, causal=True, window=None), expected)
     assert (len(older), len(newer)) == (1, 1)
-
-
-def test_one_that_does_not_load_leaves_pytorchs_own(monkeypatch, caplog):
-    def fail() -> None:
-        raise ImportError("undefined symbol")
-
-    install_flash_attn_3(monkeypatch, fail)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert varlen_kernel().name == "PyTorch's varlen_attn (its FlashAttention 2)"
-    assert "undefined symbol" in caplog.text
-
-
-def test_what_the_user_activated_stays(monkeypatch):
-    monkeypatch.setitem(
-        torch.nn.attention._registry._FLASH_ATTENTION_IMPLS, "MINE", lambda: SimpleNamespace(remove=lambda: None)
-    )
-    install_flash_attn_3(monkeypatch, lambda: SimpleNamespace(remove=lambda: None))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    torch.nn.attention.activate_flash_attention_impl("MINE")
-    assert varlen_kernel().name == "PyTorch's varlen_attn (MINE)"
-
-
-def test_a_pytorch_without_a_registry_runs_its_own(monkeypatch):
-    monkeypatch.delattr(torch.nn.attention, "activate_flash_attention_impl")
-    assert varlen_kernel().name == "PyTorch's varlen_attn (its FlashAttention 2)"
