@@ -560,5 +560,6 @@ def _stored_source(source: ImageSource) -> str:
         source.save(buffer, format="PNG")
         source = buffer.getvalue()
     with open_image(io.BytesIO(pixels_of(source))) as image:
-        mime_type = image.get_format_mimetype()
+        assert image.format is not None, "it was opened from bytes"
+        mime_type = Image.MIME[image.format]
     return f"data:{mime_type};base64,{base64.b64encode(source).decode('ascii')}"
