@@ -1,14 +1,11 @@
 """A user's reward function gets the whole group: all responses, the images, and every other column of the row."""
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.conversations import load_rows, message, picture, row
-from helpers.http_servers import chat_server, completion
-from helpers.judge_server import asked_of
 from helpers.tables import table
 
 from lmm_r1.config.ppo import RewardConfig
@@ -16,7 +13,6 @@ from lmm_r1.config.rewards import reward_functions
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import Moment, ScoredResponse
 from lmm_r1.scoring.functions import FunctionScorer
-from remote_rm import llm_judge_verifier
 from remote_rm.verifier import Score
 
 ROW = replace(row(message("user", picture(8, 4), "How many?"), answer="2"), columns={"bbox": [1, 2], "level": "easy"})
@@ -400,29 +396,3 @@ def test_a_number_of_calls_that_is_none_is_refused(tmp_path, stated):
     code = f"CALLS_AT_ONCE = {stated}\n\ndef reward_func(queries, prompts, labels):\n    return [0]\n"
     with pytest.raises(UserError, match="CALLS_AT_ONCE is .*; make it a whole number, at least 1"):
         scorer(tmp_path, code)
-
-
-def test_groups_that_wait_for_a_judge_hold_up_no_other(tmp_path):
-    """The judge as a run in process has it: more groups wait than there are threads for functions that compute."""
-    file = Path(llm_judge_verifier.__file__)
-    answer = "<think>so</think><answer>{}</answer>"
-
-    async def scenario(source: FunctionScorer) -> tuple[bool, list[float], list[float]]:
-        await source.rewards(batch(answer.format(2)))
-        waiting = [asyncio.ensure_future(source.rewards(batch(answer.format(f"two {n}")))) for n in range(60)]
-        await asyncio.sleep(0.2)
-        (quick,) = await source.rewards(batch(answer.format(2)))
-        all_wait = not any(task.done() for task in waiting)
-        late = [scores[0] for scores in await asyncio.gather(*waiting)]
-        return all_wait, [quick.reward], [score.parts["judge_asked"] for score in late]
-
-    with chat_server(lambda body, _: completion(asked_of(body).verdict("wrong")), seconds=2.0) as server:
-        settings = {
-            "judge_url": server.url,
-            "judge_model": "m",
-            "judge_folder": str(tmp_path),
-            "judge_concurrency": 64,
-        }
-        [function] = reward_functions(RewardConfig(remote_url=str(file), function_kwargs=json.dumps(settings)))
-        all_wait, quick, late = asyncio.run(scenario(FunctionScorer(function)))
-    assert (all_wait, quick, late) == (True, [1.5], [1.0] * 60)
