@@ -42,7 +42,7 @@ VERIFIERS = {
     ),
     "vqa": Registration(module="remote_rm.vqa_verifier", purpose="the answers of several people (VQA accuracy)"),
     "sokoban": Registration(
-        module="remote_rm.sokoban_verifier", purpose="moves that solve the level of Sokoban in the label"
+        module="remote_rm.sokoban.verifier", purpose="moves that solve the level of Sokoban in the label"
     ),
     "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
     "llm_judge": Registration(
