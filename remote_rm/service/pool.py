@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import multiprocessing
+import multiprocessing.util
 import signal
 import threading
 from collections.abc import Coroutine, Sequence
@@ -49,6 +50,15 @@ UNKNOWN_EXIT_CODE = 255
 """The exit code that multiprocessing reports if it cannot be had."""
 
 
+def _end(pools: list[ProcessPool]) -> None:
+    ended = pools.copy()
+    pools.clear()
+    for pool in ended:
+        pool.stop()
+    for pool in ended:
+        pool.join()
+
+
 class VerifierPool:
     """Scores items by a verifier: in this process if that is quick, else in a pool of worker processes.
 
@@ -77,6 +87,8 @@ class VerifierPool:
         self._pools: list[ProcessPool] = []
         self._idle: asyncio.Queue[ProcessPool] = asyncio.Queue()
         self._replies: set[ProcessFuture[tuple[str | None, str]]] = set()
+        # A child of multiprocessing waits for its own children when it exits.
+        multiprocessing.util.Finalize(self, _end, args=(self._pools,), exitpriority=10)
 
     @property
     def name(self) -> str:
@@ -110,10 +122,7 @@ class VerifierPool:
 
     async def stop(self) -> None:
         """End the workers, whatever they are at; `judge` raises PoolUnavailable for items in progress."""
-        pools, self._pools = self._pools, []
-        for pool in pools:
-            pool.stop()
-        await asyncio.gather(*(asyncio.to_thread(pool.join) for pool in pools))
+        await asyncio.to_thread(_end, self._pools)
         for reply in list(self._replies):
             reply.cancel()
 

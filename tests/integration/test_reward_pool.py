@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -10,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.http_servers import in_a_loop
-from helpers.reward_servers import import_unruly
+from helpers.reward_servers import ROOT, import_unruly
 
 from remote_rm.math_verifier import MathVerifier
+from remote_rm.reward_function import reward_func_of
 from remote_rm.service import pool as pool_module
 from remote_rm.service.pool import QUICK_CHARS, VerifierPool
 from remote_rm.verifier import Item, PoolUnavailable, Verifier
@@ -170,3 +172,24 @@ async def test_workers_that_do_not_come_up_are_told():
     with pytest.raises(RuntimeError, match="the worker processes did not come up"):
         async with started(Unknown()):
             pass
+
+
+def judge_in_a_child() -> None:
+    """What a user's reward function may do in a process of its own."""
+    reply = reward_func_of("math")(["q"], ["p"], ["5"], responses=["<answer>|-5|</answer>"])
+    assert reply["rewards"] == [1.0]
+
+
+def test_a_child_of_multiprocessing_that_has_judged_ends():
+    script = (
+        "import multiprocessing, sys\n"
+        "from test_reward_pool import judge_in_a_child\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=judge_in_a_child)\n"
+        "    child.start()\n"
+        "    child.join(60)\n"
+        "    sys.exit(child.exitcode)\n"
+    )
+    folders = os.pathsep.join([str(Path(__file__).parent), str(ROOT / "tests"), str(ROOT)])
+    ended = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": folders}, timeout=120)
+    assert ended.returncode == 0
