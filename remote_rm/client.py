@@ -20,101 +20,15 @@ import aiohttp
 from remote_rm.redaction import hidden_text, safe_message
 from remote_rm.verifier import Score
 
+logger = logging.getLogger(__name__)
+
 FIRST_PAUSE_SECONDS = 0.2
 """The pause after a first failure, doubled with each further one, with jitter."""
 MAX_PAUSE_SECONDS = 5.0
-
-
-@dataclass(kw_only=True, eq=False)
-class Endpoint:
-    """One server, and how it has been doing."""
-
-    address: str
-    failures: int = 0
-    """In a row; 0 while it is well."""
-    failed_at: float = float("-inf")
-    asked_again_at: float = 0.0
-    last_failure: str = ""
-    is_ours: bool | None = None
-    """Whether it is a server of this package; None until somebody has asked it."""
-
-    @property
-    def is_well(self) -> bool:
-        """Whether the last thing heard of it was a reply."""
-        return self.failures == 0
-
-
-class EndpointRota:
-    """Chooses endpoints; from the outcomes reported to it, it avoids servers that fail.
-
-    Times are those of `time.monotonic`.
-    """
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self.endpoints = tuple(Endpoint(address=address) for address in addresses)
-        self._turn = 0
-
-    def take(self) -> Endpoint | None:
-        """Return the endpoint to ask now, or None while all of them rest.
-
-        One that failed is handed out once per pause: whether it is back is found out by one request, not by all.
-        """
-        in_turn = [*self.endpoints[self._turn :], *self.endpoints[: self._turn]]
-        now = time.monotonic()
-        due = (endpoint for endpoint in in_turn if not endpoint.is_well and endpoint.asked_again_at <= now)
-        well = (endpoint for endpoint in in_turn if endpoint.is_well)
-        chosen = next(due, None) or next(well, None)
-        if chosen is not None:
-            self._turn = (self.endpoints.index(chosen) + 1) % len(self.endpoints)
-            if not chosen.is_well:
-                chosen.asked_again_at = now + _pause(chosen.failures)
-        return chosen
-
-    def seconds_to_wait(self) -> float:
-        """How long until `take` has one to give, unless a reply comes first."""
-        return max(0.0, min(endpoint.asked_again_at for endpoint in self.endpoints) - time.monotonic())
-
-    def succeeded(self, endpoint: Endpoint) -> None:
-        """Note a reply."""
-        endpoint.failures = 0
-
-    def failed(self, endpoint: Endpoint, *, asked_at: float, reason: str, retry_after_seconds: float = 0.0) -> None:
-        """Note a failure; those of requests that were under way together count once.
-
-        Args:
-            asked_at: when the request was sent.
-            retry_after_seconds: the least pause, as the server asked for.
-        """
-        now = time.monotonic()
-        if asked_at >= endpoint.failed_at:
-            endpoint.failures += 1
-            endpoint.failed_at = now
-            endpoint.asked_again_at = now + _pause(endpoint.failures)
-        endpoint.last_failure = reason
-        endpoint.asked_again_at = max(endpoint.asked_again_at, now + retry_after_seconds)
-
-
-def _pause(failures: int) -> float:
-    longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10))
-    return longest * random.uniform(0.5, 1.0)
-
-
-logger = logging.getLogger(__name__)
-
 HEALTH_TIMEOUT_SECONDS = 5.0
-LIFE_TIMEOUT_SECONDS = 2.0
-"""How long /health of a server that failed may take to answer."""
-LOOK_AGAIN_SECONDS = 0.2
-"""How often a request that waits for all servers to come back looks whether another request has found one."""
 TOKEN_ENV = "REMOTE_RM_TOKEN"
 """The environment variable with the token that is sent to every endpoint."""
-SCALES = "image_scales"
-"""The key that only servers of this package are sent: others may refuse what OpenRLHF does not send."""
-UNUSABLE_REPLIES = 2
-"""How many replies without a usable reward a request takes from each endpoint."""
 LONGEST_REPLY_BYTES = 64 * 2**20
-RETRIED_STATUSES = frozenset((408, 429))
-"""Besides 5xx: the server, not the request, is at fault."""
 START_HINT = (
     "start one with `python -m remote_rm.math_verifier --port PORT` and give its address, ending in /get_reward"
 )
@@ -131,26 +45,16 @@ class RewardRefused(RewardUnavailable):
     """A server reports that samples cannot be judged; it and others may judge later ones."""
 
 
-class UnusableReply(RewardUnavailable):
-    """A server answered with something else than rewards; it may do better at the next attempt, or another one may."""
-
-
 class _TryAgain(Exception):
     """A failure that another attempt, or another endpoint, may not have."""
 
-    def __init__(self, reason: str, *, retry_after_seconds: float = 0.0, is_timeout: bool = False) -> None:
-        super().__init__(safe_message(reason))
+    def __init__(self, reason: str, *, retry_after_seconds: float) -> None:
+        super().__init__(reason)
         self.retry_after_seconds = retry_after_seconds
-        self.is_timeout = is_timeout
 
 
 class _TooLarge(Exception):
-    """A request that the server would take in parts."""
-
-    def __init__(self, reason: str, *, most: int | None) -> None:
-        super().__init__(reason)
-        self.most = most
-        """How many samples the server takes at once; None if it does not report that."""
+    """A request that the server may take in parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +69,30 @@ class SentSample:
     """The response; without it the server extracts it from the query."""
     further: Mapping[str, object] = field(default_factory=dict)
     """Further fields, for servers that know them."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Endpoint:
+    """One server, and how it has been doing; times are those of `time.monotonic`."""
+
+    address: str
+    failures: int = 0
+    """In a row; 0 while it is well."""
+    failed_at: float = 0.0
+    rests_until: float = 0.0
+    last_failure: str = ""
+
+    def fail(self, reason: str, *, asked_at: float, seconds: float = 0.0) -> None:
+        """Let it rest, for at least so many seconds; failures of requests that were under way together count once."""
+        now = time.monotonic()
+        if asked_at >= self.failed_at:
+            self.failures += 1
+            self.failed_at = now
+            longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self.failures - 1, 10))
+            self.rests_until = now + longest * random.uniform(0.5, 1.0)
+        self.rests_until = max(self.rests_until, now + seconds)
+        self.last_failure = safe_message(reason)
+        logger.warning("%s; trying again", self.last_failure)
 
 
 class RewardClient:
@@ -208,8 +136,7 @@ class RewardClient:
         self._timeout_s = timeout_s
         self._deadline_s = deadline_s
         self._connections = connections
-        self._most_items: int | None = None
-        self._rota = EndpointRota(self.endpoints)
+        self._servers = [_Endpoint(address=address) for address in endpoints]
         token = token or os.environ.get(TOKEN_ENV, "").strip()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -237,9 +164,9 @@ class RewardClient:
 
         `further` is sent under its own keys, as lists of one, for servers that know them.
 
-        Connection errors, time-outs and 5xx replies are tried again until the deadline, elsewhere at once, at the same
-        server after a pause, or after what its Retry-After says. A reply without a usable reward is final when each
-        endpoint gave two. 422 is final: the data are at fault. Other 4xx replies are final when each endpoint gave one.
+        Connection errors, time-outs, 408, 429 and 5xx replies are tried again until the deadline, elsewhere at once, at
+        the same server after a pause, or after what its Retry-After says. 422 is final: the data are at fault. Other 4xx
+        replies, and replies without a usable reward, are final when each endpoint gave one.
         """
         (score,) = await self.reward_batch(
             [SentSample(query=query, prompt=prompt, label=label, response=response, further=further or {})]
@@ -247,23 +174,13 @@ class RewardClient:
         return score
 
     async def reward_batch(self, samples: Sequence[SentSample]) -> list[Score]:
-        """Return the rewards of samples, in their order, asked for in as few requests as the servers take.
+        """Return the rewards of samples, in their order; a batch that the server finds too large is sent in halves.
 
         Either all samples have a response or none has. Raises RewardUnavailable as `reward` does, for all of them
-        together; the requests of a batch that failed or was cancelled are cancelled, which servers notice.
+        together; if the call is cancelled, its requests are closed, which servers notice.
         """
-        most = len(samples) if self._most_items is None else min(len(samples), self._most_items)
-        parts = [samples[start : start + most] for start in range(0, len(samples), max(1, most))]
-        if len(parts) == 1:
-            return await self._reward_part(parts[0])
-        asking = [asyncio.ensure_future(self._reward_part(part)) for part in parts]
-        try:
-            return [score for scores in await asyncio.gather(*asking) for score in scores]
-        finally:
-            for task in asking:
-                task.cancel()
-
-    async def _reward_part(self, samples: Sequence[SentSample]) -> list[Score]:
+        if not samples:
+            return []
         session = self._session_here()
         try:
             async with self._slots:
@@ -271,11 +188,8 @@ class RewardClient:
         except _TooLarge as refusal:
             if len(samples) == 1:
                 raise RewardRefused(f"{refusal}; {_advice(413)}") from refusal
-            if refusal.most is None:
-                half = len(samples) // 2
-                return [*await self.reward_batch(samples[:half]), *await self.reward_batch(samples[half:])]
-            self._most_items = min(refusal.most, len(samples) - 1)
-            return await self.reward_batch(samples)
+            half = len(samples) // 2
+            return [*await self.reward_batch(samples[:half]), *await self.reward_batch(samples[half:])]
 
     async def check_health(self) -> None:
         """Raise RewardUnavailable, within seconds, unless a reward server answers at every endpoint."""
@@ -298,46 +212,52 @@ class RewardClient:
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
+    def _take(self) -> _Endpoint | None:
+        """Return the server whose turn it is, or None while all of them rest."""
+        now = time.monotonic()
+        chosen = next((server for server in self._servers if server.rests_until <= now), None)
+        if chosen is not None:
+            self._servers.remove(chosen)
+            self._servers.append(chosen)
+            if chosen.failures:
+                # Whether it is back is found out by one request, not by all.
+                chosen.rests_until = now + self._timeout_s
+        return chosen
+
     async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[Any]]) -> list[Score]:
         started, attempts, timeout_s = time.monotonic(), 0, self._timeout_s
-        refusals = 0.0  # in those that an endpoint may give
-        while (remaining := self._deadline_s - (time.monotonic() - started)) > 0:
-            endpoint = self._rota.take()
-            if endpoint is None:
-                await asyncio.sleep(min(self._rota.seconds_to_wait(), LOOK_AGAIN_SECONDS, remaining))
+        refused: set[str] = set()
+        while (remaining := started + self._deadline_s - time.monotonic()) > 0:
+            server = self._take()
+            if server is None:
+                # Another request may find that one is back.
+                await asyncio.sleep(min(FIRST_PAUSE_SECONDS, remaining))
                 continue
             attempts += 1
-            asked_at = time.monotonic()
+            asked_at, seconds = time.monotonic(), min(timeout_s, remaining)
             try:
-                life_timeout_s = min(LIFE_TIMEOUT_SECONDS, remaining)
-                if not endpoint.is_well:
-                    await _health(session, endpoint, timeout_s=life_timeout_s)
-                if SCALES in payload and endpoint.is_ours is None:
-                    endpoint.is_ours = _is_health(await _health(session, endpoint, timeout_s=life_timeout_s))
-                sent = payload if endpoint.is_ours else {key: payload[key] for key in payload if key != SCALES}
-                scores = await _request_once(session, endpoint.address, sent, timeout_s=min(timeout_s, remaining))
+                scores = await _request_once(session, server.address, payload, timeout_s=seconds)
+            except asyncio.TimeoutError:
+                # A server drops an aborted request: with the same time limit it might never finish.
+                timeout_s *= 2
+                server.fail(f"{server.address} did not answer within {seconds:.1f} s", asked_at=asked_at)
+            except aiohttp.ClientError as error:
+                server.fail(f"{server.address} failed with {type(error).__name__}: {error}", asked_at=asked_at)
             except _TryAgain as failure:
-                if failure.is_timeout:
-                    # A server drops an aborted request: with the same time limit it might never finish.
-                    timeout_s *= 2
-                logger.warning("%s; trying again", failure)
-                self._rota.failed(
-                    endpoint, asked_at=asked_at, reason=str(failure), retry_after_seconds=failure.retry_after_seconds
-                )
+                server.fail(str(failure), asked_at=asked_at, seconds=failure.retry_after_seconds)
             except (RewardRefused, _TooLarge):
                 # A reply that is final is a reply: the server is up.
-                self._rota.succeeded(endpoint)
+                server.failures, server.rests_until = 0, 0.0
                 raise
             except RewardUnavailable as failure:
-                refusals += 1 / UNUSABLE_REPLIES if isinstance(failure, UnusableReply) else 1
-                if refusals >= len(self.endpoints):
+                refused.add(server.address)
+                if len(refused) == len(self.endpoints):
                     raise
-                logger.warning("%s; trying again", failure)
-                self._rota.failed(endpoint, asked_at=asked_at, reason=str(failure))
+                server.fail(str(failure), asked_at=asked_at)
             else:
-                self._rota.succeeded(endpoint)
+                server.failures, server.rests_until = 0, 0.0
                 return scores
-        failures = "; ".join(dict.fromkeys(end.last_failure for end in self._rota.endpoints if end.last_failure))
+        failures = "; ".join(dict.fromkeys(server.last_failure for server in self._servers if server.last_failure))
         raise RewardUnavailable(
             f"{failures}; gave up after {attempts} attempts in {time.monotonic() - started:.1f} s "
             f"over {', '.join(self.endpoints)}; check that the reward server runs and is reachable, or {START_HINT}"
@@ -347,23 +267,16 @@ class RewardClient:
 async def _request_once(
     session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[Any]], *, timeout_s: float
 ) -> list[Score]:
-    try:
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with session.post(endpoint, json=payload, timeout=timeout) as reply:
-            body = await _text(reply, endpoint=endpoint)
-            status = reply.status
-            retry_after = reply.headers.get("Retry-After", "")
-    except asyncio.TimeoutError as error:
-        raise _TryAgain(f"{endpoint} did not answer within {timeout_s:.1f} s", is_timeout=True) from error
-    except aiohttp.ClientError as error:
-        raise _TryAgain(f"{endpoint} failed with {type(error).__name__}: {error}") from error
-    if (status >= 500 and status != 501) or status in RETRIED_STATUSES:
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with session.post(endpoint, json=payload, timeout=timeout) as reply:
+        body, status = await _text(reply, endpoint=endpoint), reply.status
+        retry_after = reply.headers.get("Retry-After", "")
+    if (status >= 500 and status != 501) or status in (408, 429):
+        # The server, not the request, is at fault.
         seconds = float(retry_after) if retry_after.isdecimal() else 0.0
         raise _TryAgain(f"{endpoint} answered {status}: {_detail(body)}", retry_after_seconds=seconds)
     if status == 413:
-        most = (_json_object(body) or {}).get("max_request_items")
-        told = f"{endpoint} refused the request with 413: {_detail(body)}"
-        raise _TooLarge(told, most=most if isinstance(most, int) and most > 0 else None)
+        raise _TooLarge(f"{endpoint} refused the request with 413: {_detail(body)}")
     if status != 200:
         failure = RewardRefused if status == 422 else RewardUnavailable
         raise failure(f"{endpoint} refused the request with {status}: {_detail(body)}; {_advice(status)}")
@@ -371,12 +284,12 @@ async def _request_once(
 
 
 async def _text(reply: aiohttp.ClientResponse, *, endpoint: str) -> str:
-    """Return the text of a reply, in which U+FFFD replaces bytes that are not UTF-8; raises UnusableReply for one too long."""
+    """Return the text of a reply, in which U+FFFD replaces bytes that are not UTF-8; raises RewardUnavailable if too long."""
     body = bytearray()
     async for chunk in reply.content.iter_chunked(2**16):
         body += chunk
         if len(body) > LONGEST_REPLY_BYTES:
-            raise UnusableReply(
+            raise RewardUnavailable(
                 f"{endpoint} sent a reply of more than {LONGEST_REPLY_BYTES // 2**20} MiB: {START_HINT}"
             )
     return body.decode("utf-8", errors="replace")
@@ -401,7 +314,7 @@ def parse_replies(body: str, *, count: int, endpoint: str) -> list[Score]:
             for place in range(count)
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise UnusableReply(
+        raise RewardUnavailable(
             f"{endpoint} sent no usable reward ({type(error).__name__}: {error}) in {body[:200]!r}; "
             f"expected {{'rewards': [1.0], 'scores': [1.0], 'extra_logs': {{...}}}}: {START_HINT}"
         ) from error
@@ -440,33 +353,22 @@ def _scalar(value: Any, *, name: str) -> float:
     return number
 
 
-async def _health(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_s: float) -> str:
-    """Return a server's /health; raises _TryAgain if it is not up, which this shows faster than a reward request."""
-    try:
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with session.get(_health_address(endpoint.address), timeout=timeout) as reply:
-            status, body = reply.status, await _text(reply, endpoint=endpoint.address)
-    except asyncio.TimeoutError as error:
-        raise _TryAgain(f"{endpoint.address} did not answer within {timeout_s:.1f} s") from error
-    except aiohttp.ClientError as error:
-        raise _TryAgain(f"{endpoint.address} failed with {type(error).__name__}: {error}") from error
-    if status >= 500 and status != 501:
-        raise _TryAgain(f"{endpoint.address} answered {status} at /health")
-    return body
-
-
 async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None:
     """Ask /health; a server without one is sent an empty request, which only a reward server understands."""
     timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_SECONDS)
+    parts = urlsplit(endpoint)
+    health = urlunsplit(parts._replace(path=parts.path.rstrip("/").rpartition("/")[0] + "/health", query=""))
     try:
-        async with session.get(_health_address(endpoint), timeout=timeout) as reply:
-            if reply.status == 200 and _is_health(await _text(reply, endpoint=endpoint)):
+        async with session.get(health, timeout=timeout) as reply:
+            told = _json_object(await _text(reply, endpoint=endpoint))
+            if reply.status == 200 and told.get("status") == "ok" and "verifier" in told:
                 return
         empty: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
         async with session.post(endpoint, json=empty, timeout=timeout) as reply:
-            if _understood(status=reply.status, body=await _text(reply, endpoint=endpoint)):
-                return
+            told = _json_object(await _text(reply, endpoint=endpoint))
             status = reply.status
+            if (told and status in (400, 422)) or (status == 200 and "rewards" in told):
+                return
     except asyncio.TimeoutError as error:
         raise RewardUnavailable(
             f"{endpoint} does not answer within {HEALTH_TIMEOUT_SECONDS:g} s: check the address, or {START_HINT}"
@@ -483,33 +385,18 @@ async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None
     )
 
 
-def _health_address(endpoint: str) -> str:
-    parts = urlsplit(endpoint)
-    return urlunsplit(parts._replace(path=parts.path.rstrip("/").rpartition("/")[0] + "/health", query=""))
-
-
-def _is_health(body: str) -> bool:
-    reply = _json_object(body)
-    return reply is not None and reply.get("status") == "ok" and "verifier" in reply
-
-
-def _understood(*, status: int, body: str) -> bool:
-    reply = _json_object(body)
-    return reply is not None and (status in (400, 422) or (status == 200 and "rewards" in reply))
-
-
-def _json_object(body: str) -> Mapping[str, object] | None:
+def _json_object(body: str) -> Mapping[str, object]:
+    """The JSON object, or an empty one for anything else."""
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError):
-        return None
-    return reply if isinstance(reply, dict) else None
+        return {}
+    return reply if isinstance(reply, dict) else {}
 
 
 def _detail(body: str) -> str:
     """The reason in a FastAPI error, without the request that it echoes."""
-    reply = _json_object(body)
-    detail = body.strip() if reply is None or "detail" not in reply else reply["detail"]
+    detail = _json_object(body).get("detail", body.strip())
     if isinstance(detail, list):
         detail = "; ".join(str(entry["msg"]) for entry in detail if isinstance(entry, dict) and "msg" in entry)
     return " ".join(str(detail).split())[:300]

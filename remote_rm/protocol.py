@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from remote_rm.verifier import as_text, check_parallel
@@ -79,62 +79,6 @@ class RewardReply(BaseModel):
     """The named parts of the rewards, for the trainer's log."""
 
 
-class GradedSample(BaseModel):
-    """A model's output, as OpenAI's graders call it; other fields are ignored."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    output_text: Text
-    """The response."""
-
-
-class GradedItem(BaseModel):
-    """A row of the data set; other fields are ignored."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    reference_answer: Text = Field(validation_alias=AliasChoices("reference_answer", "answer", "label"))
-    """The gold answer, which may be called `answer` or `label`, too."""
-
-
-class GradeRequest(BaseModel):
-    """One sample, as OpenAI's fine-tuning posts it to a grader's endpoint."""
-
-    model_config = ConfigDict(
-        use_attribute_docstrings=True,
-        json_schema_extra={
-            "examples": [{"sample": {"output_text": "The answer is 4."}, "item": {"reference_answer": "4"}}]
-        },
-    )
-
-    sample: GradedSample
-    """What is graded."""
-    item: GradedItem
-    """What it is graded by."""
-
-    def as_rewards(self) -> RewardRequest:
-        """Return the request for its reward."""
-        return RewardRequest(
-            query=[self.sample.output_text],
-            prompts=[""],
-            labels=[self.item.reference_answer],
-            responses=[self.sample.output_text],
-        )
-
-
-class GradeReply(BaseModel):
-    """The reply to a graded sample."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    score: float
-    """From 0.0 to 1.0, without the format."""
-    reward: float
-    """The weighted sum of the parts, which includes the format."""
-    parts: dict[str, float]
-    """The named parts of the reward."""
-
-
 class Refusal(BaseModel):
     """Why a request got no rewards."""
 
@@ -142,8 +86,6 @@ class Refusal(BaseModel):
 
     detail: str | list[dict[str, Any]]
     """A sentence, or one entry per wrong field with its place `loc` and the reason `msg`."""
-    max_request_items: int | None = None
-    """With 413 for too many samples: how many a request may hold."""
 
 
 class Health(BaseModel):
@@ -170,39 +112,4 @@ class Health(BaseModel):
     lost_workers: int
     """Workers killed from outside; their items were judged again."""
     waiting: int
-    """Items that wait for a worker now."""
-    busy: int
-    """Items that are with a worker now."""
-    workers: int
-    """Worker processes alive now."""
-    max_request_items: int
-    """Samples that one request may hold; one with more is refused with 413."""
-
-
-MAX_DEPTH = 64
-"""Brackets that may be open at once; messages with images have about ten."""
-MAX_DIGITS = 400
-"""Digits in a row; a float has at most 309 before its point."""
-
-_LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
-_SIGN = re.compile(rf'"(?:[^"\\]|\\.)*"|[\[\]{{}}]|[0-9]{{{MAX_DIGITS + 1}}}', re.DOTALL)
-
-
-def check_json(text: str) -> None:
-    """Raise ValueError for JSON that is nested too deeply or has too long a number; strings may hold anything.
-
-    Text that is not JSON may pass: the parser refuses it.
-    """
-    if text.count("[") + text.count("{") <= MAX_DEPTH and not _LONG_NUMBER.search(text):
-        return
-    depth = 0
-    for found in _SIGN.finditer(text):
-        sign = found[0]
-        if sign in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep (character {found.start()})")
-        elif sign in "]}":
-            depth -= 1
-        elif not sign.startswith('"'):
-            raise ValueError(f"a number has more than {MAX_DIGITS} digits (character {found.start()})")
+    """Items that wait for a worker or are with one now."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from remote_rm.verifier import DEFAULT_LIMITS, Verifier
+from remote_rm.verifier import DEFAULT_LIMITS, WORKER_MEMORY_BYTES, Verifier
 
 LIKENESS = 0.8
 """Share of letters that a name has in common with the one that it is taken for."""
@@ -42,7 +42,7 @@ VERIFIERS = {
     ),
     "vqa": Registration(module="remote_rm.vqa_verifier", purpose="the answers of several people (VQA accuracy)"),
     "sokoban": Registration(
-        module="remote_rm.sokoban_verifier", purpose="moves that solve the level of Sokoban in the label"
+        module="remote_rm.sokoban.verifier", purpose="moves that solve the level of Sokoban in the label"
     ),
     "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
     "llm_judge": Registration(
@@ -92,32 +92,26 @@ def verifier_with(name: str, settings: Mapping[str, object]) -> Verifier:
     return kind.from_arguments(parser.parse_args(argv))
 
 
-MIB = 2**20
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
-LIMITS: tuple[tuple[str, type[int] | type[float], float, str], ...] = (
-    ("--max-connections", int, DEFAULT_LIMITS.max_connections, "open connections from which on another one is refused with 503"),
-    ("--max-request-items", int, DEFAULT_LIMITS.max_request_items, "samples of one request from which on it is refused with 413"),
-    ("--max-queued-items", int, DEFAULT_LIMITS.max_queued_items, "waiting items beyond which requests are refused with 503 and Retry-After"),
-    ("--max-request-mib", float, DEFAULT_LIMITS.max_request_bytes / MIB, "size of a request from which on it is refused with 413"),
-    ("--max-open-mib", float, DEFAULT_LIMITS.max_open_bytes / MIB, "size of all requests that are being read or judged, beyond which one is refused with 503"),
-    ("--head-timeout-seconds", float, DEFAULT_LIMITS.head_seconds, "time for the head of a request, after which it is answered 408 and its connection closed"),
-    ("--body-timeout-seconds", float, DEFAULT_LIMITS.body_seconds, "time for the body of a request, after which it is answered 408 and its connection closed"),
-    ("--grace-seconds", float, 20.0, "time to answer what is open when told to stop; what is not answered by then is refused with 503"),
-)  # fmt: skip
-"""The flags of what a server accepts: name, type, default, purpose."""
-POOL_LIMITS: tuple[tuple[str, type[int] | type[float], float, str], ...] = (
-    ("--item-timeout-seconds", float, 5.0, "processor time after which one answer counts as wrong and its worker is replaced"),
-    ("--worker-memory-mib", int, DEFAULT_LIMITS.worker_memory_bytes // MIB, "memory of one worker, beyond which an answer counts as wrong"),
-)  # fmt: skip
-"""The same of its worker processes."""
+MIB = 2**20
 
 
 def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the HTTP server and its worker pool."""
     add_listening_arguments(parser)
     parser.add_argument("--workers", type=positive(int), default=DEFAULT_WORKERS, help="judging processes")
-    for flag, kind, default, purpose in POOL_LIMITS:
-        parser.add_argument(flag, type=positive(kind), default=default, help=purpose)
+    parser.add_argument(
+        "--item-timeout-seconds",
+        type=positive(float),
+        default=5.0,
+        help="processor time after which one answer counts as wrong and its worker is replaced",
+    )
+    parser.add_argument(
+        "--worker-memory-mib",
+        type=positive(int),
+        default=WORKER_MEMORY_BYTES // MIB,
+        help="memory of one worker, beyond which an answer counts as wrong",
+    )
 
 
 def add_address_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,20 +134,36 @@ def add_address_arguments(parser: argparse.ArgumentParser) -> None:
 def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the HTTP server."""
     add_address_arguments(parser)
-    for flag, kind, default, purpose in LIMITS:
-        parser.add_argument(flag, type=positive(kind), default=default, help=purpose)
+    parser.add_argument(
+        "--max-connections",
+        type=positive(int),
+        default=4096,
+        help="open connections from which on a request is refused with 503",
+    )
+    parser.add_argument(
+        "--max-request-items",
+        type=positive(int),
+        default=DEFAULT_LIMITS.max_request_items,
+        help="samples of one request, beyond which it is refused with 413",
+    )
+    parser.add_argument(
+        "--max-request-mib",
+        type=positive(float),
+        default=DEFAULT_LIMITS.max_request_bytes / MIB,
+        help="size of a request, beyond which it is refused with 413",
+    )
+    parser.add_argument(
+        "--grace-seconds",
+        type=positive(float),
+        default=20.0,
+        help="time to answer what is open when told to stop; what is not answered by then is refused with 500",
+    )
     parser.add_argument(
         "--access-log",
         type=Path,
         metavar="FILE",
         default=None,
-        help="file for one JSON line per request; without it they go to stderr",
-    )
-    parser.add_argument(
-        "--log-sample-share",
-        type=_share,
-        default=0.001,
-        help="share of the items that the access log shows whole: prompt, response, label and score",
+        help="file for one line per request; without it they go to stderr",
     )
 
 
@@ -208,13 +218,6 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{port} is no port: give 0 to 65535")
     return port
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share: give 0 to 1")
-    return value
 
 
 def positive(number: type[int] | type[float]) -> Callable[[str], int | float]:
@@ -279,6 +282,6 @@ def run(name: str, argv: Sequence[str] | None, *, prog: str) -> None:
     except ValueError as error:
         parser.error(str(error))
     # The HTTP stack is imported after parsing, so that --help and a bad flag answer at once.
-    from remote_rm.service.server import ServingOptions, serve
+    from remote_rm.service.server import serve
 
-    serve(verifier, options=ServingOptions.from_arguments(args))
+    serve(verifier, args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -128,10 +128,6 @@ class AskingVerifier(Verifier, Protocol):
         """Raise NotReady if the judge cannot be asked, before anything is started."""
 
 
-MAX_RETRY_AFTER_SECONDS = 60
-STOPPING = "the server is stopping; ask another one, or this one when it is back"
-
-
 @dataclass(kw_only=True)
 class JudgeCounts:
     """What has been judged since the start."""
@@ -150,65 +146,21 @@ class JudgeCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceLimits:
-    """What the service accepts, and what one of its workers may use.
+    """What one request may hold; the server's flags have the same defaults."""
 
-    The server's flags have the same defaults.
-    """
-
-    max_connections: int = 4096
-    """A further connection is answered 503 and closed: 64 ranks with 64 connections each still find room at one server."""
     max_request_items: int = 10_000
     """A request with more is refused with 413."""
-    max_queued_items: int = 10_000
-    """A request that would make more items wait is refused with 503, unless no item is waiting."""
     max_request_bytes: int = 64 * 2**20
     """A larger body is refused with 413."""
-    max_open_bytes: int = 2**30
-    """Bodies of all open requests together; a request beyond is refused with 503."""
-    head_seconds: float = 10.0
-    """From the first byte of a request (of a connection, from its start) to the end of its head; then 408."""
-    body_seconds: float = 60.0
-    """From the head of a request to the end of its body; then 408."""
-    worker_memory_bytes: int = 2**30
-    """Address space: an expression that outgrows it fails with a MemoryError instead of filling the machine."""
-
-    def __post_init__(self) -> None:
-        """Raise a ValueError unless every count is at least 1 and every time is above 0."""
-        for name, value in vars(self).items():
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-            if value <= 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
 
 
 DEFAULT_LIMITS = ServiceLimits()
+WORKER_MEMORY_BYTES = 2**30
+"""Address space of a worker: an expression that outgrows it fails with a MemoryError instead of filling the machine."""
 
 
 class PoolUnavailable(RuntimeError):
-    """No more items can be taken on now."""
-
-    def __init__(self, reason: str, *, retry_after_seconds: int) -> None:
-        super().__init__(reason)
-        self.retry_after_seconds = retry_after_seconds
-
-
-def check_room(
-    *,
-    waiting: int,
-    more: int,
-    max_queued_items: int,
-    retry_after_seconds: float,
-    what: str = "items wait to be judged",
-) -> None:
-    """Raise PoolUnavailable if `more` items would make too many wait.
-
-    Where none waits, a request is taken on whole: one larger than the queue would else be refused for ever.
-    """
-    if waiting and waiting + more > max_queued_items:
-        raise PoolUnavailable(
-            f"{waiting} {what}, and the limit is {max_queued_items}; try again later",
-            retry_after_seconds=min(max(1, ceil(retry_after_seconds)), MAX_RETRY_AFTER_SECONDS),
-        )
+    """No item can be judged now; another server, or this one later, may do it."""
 
 
 class NotReady(RuntimeError):
@@ -233,21 +185,10 @@ class Judge(Protocol):
 
     @property
     def waiting(self) -> int:
-        """How many items wait."""
-
-    @property
-    def busy(self) -> int:
-        """How many items are being judged."""
-
-    @property
-    def workers(self) -> int:
-        """How many items, or batches of them, can be judged at a time."""
+        """How many items wait or are being judged."""
 
     async def start(self) -> None:
         """Get ready for items; raises a RuntimeError if that fails."""
-
-    def refuse(self) -> None:
-        """Refuse new items from now on: `judge` raises PoolUnavailable, also for items in progress."""
 
     async def stop(self) -> None:
         """Drop items in progress and free all resources."""
@@ -257,11 +198,3 @@ class Judge(Protocol):
 
         Cancelled, it frees what the items hold: those that wait, and the workers of those that are being judged.
         """
-
-
-class PooledJudge(Judge, Protocol):
-    """A judge with worker processes."""
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """The process ids of the workers."""

@@ -68,7 +68,6 @@ def _serve(args: argparse.Namespace) -> None:
     from lmm_r1 import cpu
     from lmm_r1.lmm_kits.registry import kit_name_of
     from lmm_r1.scoring.reward_judge import serve
-    from remote_rm.service.server import ListeningOptions
 
     # Checked before PyTorch is loaded, so that a refusal is fast.
     kit_name_of(args.model, trust_remote_code=args.trust_remote_code)
@@ -89,7 +88,7 @@ def _serve(args: argparse.Namespace) -> None:
             trust_remote_code=args.trust_remote_code,
         )
 
-    serve(load, media=media, options=ListeningOptions.from_arguments(args))
+    serve(load, media=media, args=args)
 
 
 if __name__ == "__main__":

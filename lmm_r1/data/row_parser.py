@@ -21,7 +21,6 @@ from lmm_r1.data.formats.row_format import (
     Column,
     ColumnNames,
     Columns,
-    LevelFile,
     RowFields,
     RowFormat,
     is_empty,
@@ -40,7 +39,7 @@ from lmm_r1.data.known_keys import (
     check_keys,
     loss_mark,
 )
-from lmm_r1.data.media_access import is_below, media_roots, open_file
+from lmm_r1.data.media_access import is_below, media_roots
 from lmm_r1.data.messages import (
     ROLES,
     ImagePart,
@@ -58,8 +57,6 @@ from lmm_r1.data.messages import (
 )
 from lmm_r1.errors import UserError
 
-MOST_LEVEL_BYTES = 2**20
-"""What is read of a level's file; 64 x 64 numbers take 33 KB."""
 IMAGE_TAG = "<image>"
 VIDEO_TAG = "<video>"
 # A string is read as JSON messages only if it opens like them; "[1, 2] sort these" stays a plain prompt.
@@ -444,8 +441,6 @@ class RecordParser:
 
     def answer(self, column: Column, *, found: Mapping[str, Any], required: bool) -> str:
         value = column.value
-        if isinstance(value, LevelFile):
-            return self.level(value.path, column=column.name)
         if value is None or (isinstance(value, str) and not value.strip()):
             if not required:
                 return ""
@@ -456,22 +451,6 @@ class RecordParser:
         if isinstance(value, bool) or not isinstance(value, (str, numbers.Number)):
             self.fail(f'the answer "{column.name}" must be text or a number, not {type(value).__name__}')
         return value if isinstance(value, str) else text_of_number(value)
-
-    def level(self, path: str, *, column: str) -> str:
-        """Return the text of the level in gym-sokoban's file of an array."""
-        import numpy as np
-
-        from remote_rm.sokoban_levels import board_text, read_numbers
-
-        if kind_of(path) != "path":
-            self.fail(f'"{column}" must be the path of a file, not {path[:100]}')
-        source = str(self.allowed(path))
-        try:
-            with open_file(Path(source)) as file:
-                numbers = np.lib.format.read_array(io.BytesIO(file.read(MOST_LEVEL_BYTES)), allow_pickle=False)
-            return board_text(read_numbers(numbers.tolist()), floor="-")
-        except (OSError, ValueError, MemoryError) as error:
-            self.fail(f'"{column}" {source} is not a Sokoban level: {error}')
 
     def response(self, column: Column, *, where: str) -> Message | None:
         value = column.value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, SentSample
 from remote_rm.service.pool import BlockingPool
-from remote_rm.verifier import Item, NotReady, Score, ServiceLimits
+from remote_rm.verifier import Item, NotReady, Score
 
 JUDGE_SECONDS = 5.0
 
@@ -44,13 +43,7 @@ class VerifierJudge:
         self.name = verifier_name
         self.told = f"{flag} {verifier_name}"
         self.verifier = verifier_from(verifier_name, flag=flag)
-        self._pool = BlockingPool(
-            self.verifier,
-            workers=workers,
-            item_timeout_seconds=item_timeout_seconds,
-            # The only caller waits for its own items, so the queue needs no limit.
-            limits=ServiceLimits(max_queued_items=sys.maxsize),
-        )
+        self._pool = BlockingPool(self.verifier, workers=workers, item_timeout_seconds=item_timeout_seconds)
 
     def __enter__(self) -> Self:
         """Start the workers; raises RuntimeError if one does not start, UserError if a judge is not available."""

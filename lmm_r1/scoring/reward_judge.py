@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +19,8 @@ from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.app import create_service
-from remote_rm.service.server import ListeningOptions, serve_app
-from remote_rm.verifier import STOPPING, JudgeCounts, PoolUnavailable, Score, ServiceLimits, UnusableItem, check_room
+from remote_rm.service.server import limits_of, serve_app
+from remote_rm.verifier import JudgeCounts, PoolUnavailable, Score, ServiceLimits, UnusableItem
 
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits import EncodedPrompt
@@ -66,77 +66,49 @@ class RewardModelJudge:
 
     name = "reward_model"
     """In `GET /health`."""
-    workers = 1
 
-    def __init__(self, load: Callable[[], RewardModel], *, media: MediaAccess, max_queued_items: int) -> None:
+    def __init__(self, load: Callable[[], RewardModel], *, media: MediaAccess) -> None:
         """Load the model; raises its errors."""
         self.counts = JudgeCounts()
         self._media = media
-        self._max_queued_items = max_queued_items
         self._model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward model")
         self._model = self._model_thread.submit(load).result()
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="prompt reader")
         self._queue: deque[_QueuedSample] = deque()
         self._open: set[_QueuedSample] = set()
-        self._is_refusing = False
         self._reading = 0
-        self._busy = 0
-        self._mean_seconds = 0.0
         self._computing: asyncio.Task[None] | None = None
         self._has_jobs = asyncio.Event()
 
     @property
     def waiting(self) -> int:
-        """The number of samples that wait for the model, or for their prompts to be read."""
-        return self._reading + len(self._queue)
-
-    @property
-    def busy(self) -> int:
-        """The number of samples in the batch that is being computed."""
-        return self._busy
+        """The number of samples that have no score yet."""
+        return self._reading + len(self._open)
 
     async def start(self) -> None:
         """Start computing."""
-        self._is_refusing = False
         self._computing = asyncio.get_running_loop().create_task(self._compute())
-
-    def refuse(self) -> None:
-        """Refuse new samples; `judge` raises PoolUnavailable, also for those in progress."""
-        self._is_refusing = True
-        self._drop_open(STOPPING)
-
-    def _drop_open(self, reason: str) -> None:
-        for job in self._open:
-            if not job.score.done():
-                job.score.set_exception(PoolUnavailable(reason, retry_after_seconds=1))
 
     async def stop(self) -> None:
         """Stop after the current batch; `judge` raises PoolUnavailable for unanswered samples."""
         assert self._computing is not None
         self._computing.cancel()
         self._computing = None
-        self._drop_open("the server was stopped")
+        for job in self._open:
+            if not job.score.done():
+                job.score.set_exception(PoolUnavailable("the server was stopped"))
         self._readers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._model_thread.shutdown)
 
     async def judge(self, items: Sequence[RewardItem]) -> list[Score]:
         """Return the scores in the items' order; cancelling it frees what still waits.
 
-        Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable if too many wait.
+        Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable if the server stops.
         """
         if self._computing is None:
             raise RuntimeError("the judge is not running; call start() first")
-        check_room(
-            waiting=self.waiting,
-            more=len(items),
-            max_queued_items=self._max_queued_items,
-            what="samples wait to be scored",
-            retry_after_seconds=self.waiting * self._mean_seconds,
-        )
         self.counts.items += len(items)
         jobs = await self._read(items)
-        if self._is_refusing:
-            raise PoolUnavailable(STOPPING, retry_after_seconds=1)
         self._open.update(jobs)
         self._queue.extend(jobs)
         self._has_jobs.set()
@@ -183,13 +155,7 @@ class RewardModelJudge:
             await self._has_jobs.wait()
             self._has_jobs.clear()
             while self._queue:
-                started = time.monotonic()
-                outcomes = await loop.run_in_executor(self._model_thread, self._next_batch)
-                self._busy = 0
-                if outcomes:
-                    seconds = (time.monotonic() - started) / len(outcomes)
-                    self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
-                for job, outcome in outcomes:
+                for job, outcome in await loop.run_in_executor(self._model_thread, self._next_batch):
                     self._settle(job, outcome)
 
     def _settle(self, job: _QueuedSample, outcome: Score | Exception) -> None:
@@ -234,7 +200,6 @@ class RewardModelJudge:
                 break
             batch.append(job)
             tokens += len(job.sample.token_ids)
-            self._busy = len(batch)
         return outcomes + self._scored(batch)
 
     def _encoded(self, job: _QueuedSample, prompts: dict[str, EncodedPrompt]) -> EncodedSample:
@@ -276,29 +241,17 @@ def _placed(sentence: str, *, place: str) -> str:
 
 
 def create_app(
-    load: Callable[[], RewardModel],
-    *,
-    media: MediaAccess,
-    limits: ServiceLimits,
-    token: str | None,
-    log_sample_share: float,
+    load: Callable[[], RewardModel], *, media: MediaAccess, limits: ServiceLimits, token: str | None
 ) -> FastAPI:
     """Return the application of the model that `load` returns; raises its errors."""
-    return create_service(
-        RewardModelJudge(load, media=media, max_queued_items=limits.max_queued_items),
-        items_of_request=items_of_request,
-        limits=limits,
-        token=token,
-        log_sample_share=log_sample_share,
-    )
+    judge = RewardModelJudge(load, media=media)
+    return create_service(judge, items_of_request=items_of_request, limits=limits, token=token)
 
 
-def serve(load: Callable[[], RewardModel], *, media: MediaAccess, options: ListeningOptions) -> None:
-    """Serve until SIGINT or SIGTERM; exits with code 1 if it cannot listen, and raises what `load` raises."""
+def serve(load: Callable[[], RewardModel], *, media: MediaAccess, args: argparse.Namespace) -> None:
+    """Serve until SIGINT or SIGTERM; exits with code 1 if it cannot listen, and raises what `load` raises.
 
-    def make_app(token: str | None) -> FastAPI:
-        return create_app(
-            load, media=media, limits=options.limits, token=token, log_sample_share=options.log_sample_share
-        )
-
-    serve_app(make_app, options=options)
+    Args:
+        args: the flags of `remote_rm.registry.add_listening_arguments`.
+    """
+    serve_app(lambda token: create_app(load, media=media, limits=limits_of(args), token=token), args)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import unicodedata
 from dataclasses import dataclass
-from typing import Any
 
 from remote_rm.protocol import without_lone_surrogates
 from remote_rm.verifier import Item
 
-PROMPT_VERSION = "1"
-"""Part of what verdicts are kept by: change it with any word of the prompt."""
-CODE_BYTES = 4
+MAX_QUESTION_CHARS, MAX_ANSWER_CHARS = 4000, 500
+"""So much of a question or a label, and of an answer, is shown; of a longer one both ends."""
 RIGHT, WRONG = "right", "wrong"
 CUT = " [...] "
 SYSTEM = f"""You grade. You compare a student's final answer with the reference answer to a question.
@@ -32,15 +29,13 @@ yourself: the reference is correct.
 
 Reply with one JSON object and nothing else: {{"code": "THE CODE", "verdict": "{RIGHT}"}} or \
 {{"code": "THE CODE", "verdict": "{WRONG}"}}."""
+ASK = f'Is "answer" {RIGHT} or {WRONG} by "reference"? Reply with the JSON object alone.'
 
-_MESSAGES = re.compile(r"\s*\[\s*\{")
 # JSON lets any character of a string be written as an escape.
 _SPECIAL = re.compile(r"[<>|｜]|\[(?=/?[A-Z_]{2,})|[^\x20-\x7e]")
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
-
-
-class MalformedVerdict(ValueError):
-    """The judge's reply is not a verdict."""
+_VERDICT = re.compile(
+    r'(?:```(?:json)?\s*)?\{\s*"code"\s*:\s*"(?P<code>\w+)"\s*,\s*"verdict"\s*:\s*"(?P<verdict>right|wrong)"\s*\}(?:\s*```)?'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,38 +47,24 @@ class Question:
     answer: str
 
     def key(self, *, model: str) -> str:
-        """Return what its verdict is kept by: a digest of the model, the prompt's version and all that is shown."""
-        parts = [model, PROMPT_VERSION, self.question, self.reference, self.answer]
+        """Return what its verdict is kept by: a digest of the model and of all that it is shown."""
+        parts = [model, SYSTEM, ASK, self.question, self.reference, self.answer]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def messages(self, *, code: str) -> list[dict[str, str]]:
         """Return the chat that asks for a verdict."""
         data = {"question": self.question, "reference": self.reference, "answer": self.answer}
-        lines = [
-            f"The code is {code}.",
-            f"BEGIN DATA {code}",
-            quoted(data),
-            f"END DATA {code}",
-            f'Is "answer" {RIGHT} or {WRONG} by "reference"? Reply with the JSON object alone.',
-        ]
-        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(lines)}]
-
-    def new_code(self) -> str:
-        """Return a code that is not in the data, and that whoever wrote them could not know."""
-        while True:
-            # With a letter in front no reader takes it for a number.
-            code = f"c{secrets.token_hex(CODE_BYTES)}"
-            if not any(code in text for text in (self.question, self.reference, self.answer)):
-                return code
+        user = f"The code is {code}.\nBEGIN DATA {code}\n{quoted(data)}\nEND DATA {code}\n{ASK}"
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
 
 
-def question_of(item: Item, *, answer: str, max_question_chars: int, max_answer_chars: int) -> Question:
+def question_of(item: Item, *, answer: str) -> Question:
     """Return the question of an item and its final answer, each shortened in its middle if it is longer than allowed."""
     return Question(
-        question=shortened(question_text(without_lone_surrogates(item.prompt)), limit=max_question_chars),
-        reference=shortened(without_lone_surrogates(item.label), limit=max_question_chars),
+        question=shortened(question_text(without_lone_surrogates(item.prompt)), limit=MAX_QUESTION_CHARS),
+        reference=shortened(without_lone_surrogates(item.label), limit=MAX_QUESTION_CHARS),
         # White space could fill the part that is shown.
-        answer=shortened(" ".join(without_lone_surrogates(answer).split()), limit=max_answer_chars),
+        answer=shortened(" ".join(without_lone_surrogates(answer).split()), limit=MAX_ANSWER_CHARS),
     )
 
 
@@ -92,21 +73,17 @@ def question_text(prompt: str) -> str:
 
     Images and videos are named only: `[image]`.
     """
-    if not _MESSAGES.match(prompt):
-        return prompt
     try:
         messages = json.loads(prompt)
-    except ValueError:
+    except (ValueError, RecursionError):
         return prompt
-    shown = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
-    return "\n".join(text for message in shown for text in _texts(message.get("content"))) or prompt
-
-
-def _texts(content: Any) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return [str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts]
+    texts: list[str] = []
+    for message in messages if isinstance(messages, list) else []:
+        if isinstance(message, dict) and message.get("role", "system") != "system":
+            content = message.get("content")
+            parts = [{"text": content}] if isinstance(content, str) else content or ()
+            texts += [str(part.get("text", f"[{part.get('type')}]")) for part in parts if isinstance(part, dict)]
+    return "\n".join(texts) or prompt
 
 
 def shortened(text: str, *, limit: int) -> str:
@@ -130,24 +107,12 @@ def _escaped(character: str) -> str:
 
 
 def read_verdict(reply: str, *, code: str) -> bool:
-    """Return whether the verdict is right; raises MalformedVerdict for anything but one verdict with the code.
+    """Return whether the verdict is right; raises ValueError for anything but one verdict with the code.
 
     What a model thought before (`</think>`) and a code fence around the object are passed over.
     """
     text = reply.rpartition("</think>")[2].strip()
-    fenced = _FENCED.fullmatch(text)
-    try:
-        pairs = json.loads(text if fenced is None else fenced[1], object_pairs_hook=list)
-    except (ValueError, RecursionError) as error:
-        raise MalformedVerdict(f"the judge's reply is no JSON object: {text[:200]!r}") from error
-    told = dict(pairs) if _are_pairs(pairs) else {}
-    if len(told) != 2 or len(pairs) != 2 or told.get("code") != code or told.get("verdict") not in (RIGHT, WRONG):
-        raise MalformedVerdict(f"the judge's reply is no verdict with this request's code: {text[:200]!r}")
-    return told["verdict"] == RIGHT
-
-
-def _are_pairs(value: Any) -> bool:
-    """Whether it is what the hook made of an object, whose values are strings, and not an array."""
-    return isinstance(value, list) and all(
-        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], str) for pair in value
-    )
+    verdict = _VERDICT.fullmatch(text)
+    if verdict is None or verdict["code"] != code:
+        raise ValueError(f"the judge's reply is no verdict with this request's code: {text[:200]!r}")
+    return verdict["verdict"] == RIGHT

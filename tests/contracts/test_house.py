@@ -17,7 +17,6 @@ NOT_YET_RENAMED = {
     "Checkpoint",
     "ConvertConfig",
     "Generation",
-    "Grid",
     "Phi3VForCausalLM",
     "Phi3VImageEmbedding",
     "Plan",

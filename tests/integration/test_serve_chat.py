@@ -77,11 +77,11 @@ def test_a_checkpoint_is_asked_over_http_and_may_be_a_judge(served: openai.OpenA
     assert "localhost only" in refused.value.response.text
     monkeypatch.setenv("CHAT_KEY", KEY)
     # A random model writes no verdict, so that the rule's stands.
-    spec = f"llm_judge:judge_url={served.base_url},judge_model=tiny,judge_folder={tmp_path},judge_attempts=1"
+    spec = f"llm_judge:judge_url={served.base_url},judge_model=tiny,judge_folder={tmp_path}"
     spec += ',judge_key_env=CHAT_KEY,judge_body={"max_tokens": 4}'
     with VerifierJudge(spec, workers=1, item_timeout_seconds=5.0) as judge:
         (score,) = judge.judge([Item(prompt="q", response="<answer>the larger</answer>", label=r"\max(a, b)")])
-    assert (score.score, score.parts["judge_failed"]) == (0.0, 1.0)
+    assert (score.score, score.parts["judged_by_rule"]) == (0.0, 1.0)
 
 
 def check_images(client: openai.OpenAI, tokens_of_text: int) -> None:

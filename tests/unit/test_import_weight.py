@@ -83,7 +83,9 @@ sys.meta_path.insert(0, OnlySome())
 USE_REMOTE_RM = """
 import importlib, pkgutil, remote_rm
 for found in pkgutil.walk_packages(remote_rm.__path__, "remote_rm."):
-    importlib.import_module(found.name)
+    # It needs the extra `judge`.
+    if found.name != "remote_rm.llm_judge.asker":
+        importlib.import_module(found.name)
 from remote_rm.registry import get_verifier
 from remote_rm.service.app import create_app
 from remote_rm.verifier import Item

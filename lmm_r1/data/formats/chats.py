@@ -13,7 +13,6 @@ from lmm_r1.data.formats.row_format import (
     NOTHING,
     Column,
     Columns,
-    LevelFile,
     RowFields,
     RowFormat,
     listed,
@@ -50,21 +49,12 @@ def _lmm_r1(columns: Columns) -> RowFields:
     messages = with_surroundings(media_first(prompt, images), columns=columns)
     return RowFields(
         messages=messages,
-        answer=_answer_or_level(columns),
+        answer=gold_answer(columns, "answer"),
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
         response=NOTHING if _ends_with_response(messages) else columns.take("solution"),
     )
-
-
-def _answer_or_level(columns: Columns) -> Column:
-    """Return the gold answer: of LMM-R1's rows for Sokoban, where it is empty, the level that a response must solve."""
-    answer = gold_answer(columns, "answer")
-    path = columns.value("env_path") if answer.value is None and columns.names.answer is None else None
-    if not isinstance(path, str) or not path.endswith(".npy"):
-        return answer
-    return Column(name="env_path", value=LevelFile(path=path))
 
 
 def _ends_with_response(prompt: Any) -> bool:

@@ -73,13 +73,6 @@ _EXACT = 2**53
 NOTHING = Column(name="response", value=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LevelFile:
-    """An answer's value: a file with a level of Sokoban, whose text is the answer."""
-
-    path: str
-
-
 class Columns:
     """A record's columns as a format reads them; keeps track of the columns that were read."""
 

@@ -8,7 +8,7 @@ from remote_rm.registry import parse_flags
 
 
 def test_flags_may_be_written_with_hyphens_or_underscores(tmp_path):
-    hyphens = ["--max-len", "7", "--image-root", "a", "--image-root", "b", "--allow-urls", "--max-queued-items", "3"]
+    hyphens = ["--max-len", "7", "--image-root", "a", "--image-root", "b", "--allow-urls", "--max-connections", "3"]
     underscores = [flag.replace("-", "_").replace("__", "--") for flag in hyphens]
     one, other = (
         parse_flags(serve_rm.build_parser(), ["--model", "my-rm", *flags]) for flags in (hyphens, underscores)

@@ -21,7 +21,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
     """Collects what would be served, as (verifier, port)."""
     collected: list = []
     monkeypatch.setattr(
-        "remote_rm.service.server.serve", lambda verifier, *, options: collected.append((verifier, options.port))
+        "remote_rm.service.server.serve", lambda verifier, args: collected.append((verifier, args.port))
     )
     return collected
 
@@ -43,8 +43,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
             5000,
         ),
         (
-            "llm_judge --judge_url http://h/v1 --judge-model=m --judge-rule choice --judge-max-tokens=9".split(),
-            LlmJudge(judge_url="http://h/v1", judge_model="m", judge_rule="choice", judge_max_tokens=9),
+            "llm_judge --judge_url http://h/v1 --judge-model=m --judge-rule choice --judge-concurrency=9".split(),
+            LlmJudge(judge_url="http://h/v1", judge_model="m", judge_rule="choice", judge_concurrency=9),
             5000,
         ),
         (["box"], BoxVerifier(), 5000),

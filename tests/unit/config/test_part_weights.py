@@ -135,16 +135,15 @@ def test_flags_with_values_follow_a_colon_too():
 
 def test_a_judge_is_described_by_its_flags():
     spec = (
-        'llm_judge:judge_url=http://127.0.0.1:8000/v1,judge_model=org/m,judge_always,judge_body={"a": 1, "b": [2,true]},'
-        "judge_rule=choice,judge_max_requests=7"
+        'llm_judge:judge_url=http://127.0.0.1:8000/v1,judge_model=org/m,judge_body={"a": 1, "b": [2,true]},'
+        "judge_rule=choice,judge_concurrency=7"
     )
     assert verifier_from(spec) == LlmJudge(
         judge_url="http://127.0.0.1:8000/v1",
         judge_model="org/m",
-        judge_always=True,
         judge_body='{"a": 1, "b": [2,true]}',
         judge_rule="choice",
-        judge_max_requests=7,
+        judge_concurrency=7,
     )
 
 

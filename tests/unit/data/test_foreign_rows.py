@@ -2,11 +2,9 @@
 
 import io
 import json
-import re
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 from helpers.tables import frozen, table
 from PIL import Image
@@ -21,8 +19,6 @@ from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.row_parser import tagged_text
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
-from remote_rm.registry import get_verifier
-from remote_rm.verifier import Item
 
 ROWS = frozen("data/foreign_rows", "rows")
 RED = (255, 0, 0)
@@ -90,53 +86,6 @@ def test_images_of_hugging_face_in_parquet_are_the_rows_images(feature, tmp_path
     (part,) = images_of(row.messages)
     assert isinstance(part, ImagePart)
     assert part.source == png()
-
-
-# A level as gym-sokoban stores it: 0 wall, 1 floor, 2 goal, 3 box on a goal, 4 box, 5 player.
-LEVEL = [[0, 0, 0, 0, 0, 0], [0, 5, 4, 2, 1, 0], [0, 1, 3, 1, 1, 0], [0, 0, 0, 0, 0, 0]]
-
-
-def sokoban_row(folder: Path, numbers: list[list[int]], **columns: object) -> str:
-    """Write a row as LMM-R1 publishes them for Sokoban, with its level."""
-    np.save(folder / "level_65.npy", np.array(numbers))
-    image = {"type": "image", "image": f"file://{folder}/red.png"}
-    text = {"type": "text", "text": "The answer is a sequence of Left, Right, Up, Down."}
-    turns = [{"role": "system", "content": "Play Sokoban."}, {"role": "user", "content": [image, text]}]
-    record = {"message": json.dumps(turns), "question": "level_65", "answer": "", "env_path": "level_65.npy"}
-    return written(folder, {**record, **columns})
-
-
-@pytest.mark.parametrize("number", [int, float])
-def test_the_answer_of_a_sokoban_row_is_the_level_in_its_file(number, tmp_path):
-    file = sokoban_row(tmp_path, [list(map(number, row)) for row in LEVEL])
-    found, row = only(file, answer_required=True)
-    assert (found, row.answer) == ("lmm_r1", "######\n#@$.-#\n#-*--#\n######")
-    assert [message.role for message in row.messages] == ["system", "user"]
-    assert len(images_of(row.messages)) == 1
-    verifier = get_verifier("sokoban")
-    for moves, score in (("Right", 1.0), ("Down, Right", 0.0), ("Right, Right", 1.0), ("Up, Down", 0.0)):
-        judged = verifier.score(Item(prompt="", response=f"<answer>{moves}</answer>", label=row.answer))
-        assert (moves, judged.score) == (moves, score)
-
-
-def test_a_player_on_a_goal_is_stored_like_one_on_the_floor(tmp_path):
-    _, row = only(sokoban_row(tmp_path, [[5, 4, 1]]), answer_required=True)
-    assert row.answer == "+$-"
-
-
-@pytest.mark.parametrize(("numbers", "columns", "sentence"), table("data/foreign_rows", "no_levels"))
-def test_a_file_that_holds_no_level_is_refused(numbers, columns, sentence, tmp_path):
-    (tmp_path / "rows.npy").write_text("not an array")
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        only(sokoban_row(tmp_path, numbers, **columns), answer_required=True)
-
-
-def test_a_row_of_a_downloaded_dataset_names_no_level_outside_of_it(tmp_path):
-    folder = tmp_path / "rows"
-    (folder / ".cache" / "huggingface" / "download").mkdir(parents=True)
-    sokoban_row(tmp_path, LEVEL)
-    with pytest.raises(UserError, match="rows of a downloaded dataset may name no other files"):
-        only(sokoban_row(folder, LEVEL, env_path="../level_65.npy"), answer_required=True)
 
 
 def test_a_dotted_name_is_a_field_of_an_object(tmp_path):

@@ -12,14 +12,7 @@ from helpers.http_servers import in_a_loop
 from helpers.tables import table
 
 from remote_rm import client as client_module
-from remote_rm.client import (
-    MAX_PAUSE_SECONDS,
-    EndpointRota,
-    RewardClient,
-    RewardUnavailable,
-    SentSample,
-    parse_replies,
-)
+from remote_rm.client import RewardClient, RewardUnavailable, SentSample, parse_replies
 from remote_rm.verifier import Score
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -133,8 +126,8 @@ def status(code: int) -> Callable[[], web.Response]:
 
 @pytest.mark.parametrize(
     "replies",
-    [[status(500), status(503)], [status(408)], [status(429)], [web.Response]],
-    ids=["errors", "too slow", "too many requests", "no rewards"],
+    [[status(500), status(503)], [status(408)], [status(429)]],
+    ids=["errors", "too slow", "too many requests"],
 )
 def test_what_may_pass_is_tried_again(replies):
     assert asked(answering(*replies, status(200))).reward == 1.5
@@ -246,9 +239,9 @@ def test_a_wrong_reply_is_not_final_where_another_endpoint_is_well(kind, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("kind", "times", "told"), table("remote_rm/client", "wrong_replies_are_final_when_every_endpoint_has_given_them")
+    ("kind", "told"), table("remote_rm/client", "wrong_replies_are_final_when_every_endpoint_has_given_them")
 )
-def test_wrong_replies_are_final_when_every_endpoint_has_given_them(kind, times, told, monkeypatch):
+def test_wrong_replies_are_final_when_every_endpoint_has_given_them(kind, told, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_REPLY_BYTES", 2**20)
     given = []
 
@@ -258,7 +251,7 @@ def test_wrong_replies_are_final_when_every_endpoint_has_given_them(kind, times,
 
     with pytest.raises(RewardUnavailable, match=told):
         asked(wrong, wrong)
-    assert len(given) == 2 * times
+    assert len(given) == 2
 
 
 def test_a_server_that_stays_silent_is_given_up_at_the_deadline():
@@ -345,36 +338,21 @@ def samples_of(count: int) -> list[SentSample]:
     return [SentSample(query="q", prompt="p", label=str(number), response="r") for number in range(count)]
 
 
-async def reward_labels(request: web.Request, *, most: int, seen: list[int], says: bool = True) -> web.Response:
-    labels = (await request.json())["labels"]
-    seen.append(len(labels))
-    if len(labels) > most:
-        told = {"detail": "too many", **({"max_request_items": most} if says else {})}
-        return web.json_response(told, status=413)
-    return web.json_response({"rewards": [float(label) for label in labels]})
-
-
-@pytest.mark.parametrize(
-    ("says", "sizes", "again"),
-    [
-        (True, [10, 4, 4, 2], [4, 1]),
-        # A server that does not say how many it takes is sent half, and half of that.
-        (False, [10, 5, 2, 3, 5, 2, 3], [5, 2, 3]),
-    ],
-)
 @in_a_loop
-async def test_a_batch_is_split_until_the_server_takes_it(says, sizes, again):
+async def test_a_batch_is_halved_until_the_server_takes_it():
     seen: list[int] = []
 
     async def handler(request: web.Request) -> web.Response:
-        return await reward_labels(request, most=4, seen=seen, says=says)
+        labels = (await request.json())["labels"]
+        seen.append(len(labels))
+        if len(labels) > 4:
+            return web.json_response({"detail": "too many"}, status=413)
+        return web.json_response({"rewards": [float(label) for label in labels]})
 
     async with Server(handler) as endpoint, RewardClient([endpoint], connections=1) as client:
-        for count, expected in ((10, sizes), (5, again)):
-            scores = await client.reward_batch(samples_of(count))
-            assert [score.reward for score in scores] == [float(number) for number in range(count)]
-            assert seen == expected
-            seen.clear()
+        scores = await client.reward_batch(samples_of(10))
+        assert [score.reward for score in scores] == [float(number) for number in range(10)]
+        assert seen == [10, 5, 2, 3, 5, 2, 3]
         assert await client.reward_batch([]) == []
 
 
@@ -417,8 +395,7 @@ async def test_a_caller_that_is_cancelled_closes_its_connections():
         return web.json_response(GOOD)
 
     async with Server(handler) as endpoint, RewardClient([endpoint]) as client:
-        client._most_items = 1
-        asking = asyncio.create_task(client.reward_batch(samples_of(3)))
+        asking = asyncio.gather(*(client.reward_batch([sample]) for sample in samples_of(3)))
         while open_at_once < 3:
             await asyncio.sleep(0.01)
         asking.cancel()
@@ -428,104 +405,3 @@ async def test_a_caller_that_is_cancelled_closes_its_connections():
         while closed < 3:
             assert time.monotonic() < until
             await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_scales_of_images_are_sent_to_servers_of_this_package_alone(is_ours):
-    bodies, asked = [], []
-
-    async def handler(request: web.Request) -> web.Response:
-        bodies.append(await request.json())
-        return web.json_response(GOOD)
-
-    async def health(_request: web.Request) -> web.Response:
-        asked.append(None)
-        told = {"status": "ok", "verifier": "box"} if is_ours else {"status": "fine"}
-        return web.json_response(told)
-
-    async def scenario() -> None:
-        server = Server(handler)
-        server._runner.app.router.add_get("/health", health)
-        async with server as endpoint, RewardClient([endpoint]) as client:
-            for _ in range(2):
-                await client.reward(**SAMPLE, further={"image_scales": ((2.0, 4.0),), "steps": 3})
-
-    asyncio.run(scenario())
-    sent = {"query": ["q"], "prompts": ["p"], "labels": ["42"], "responses": ["r"], "steps": [3]}
-    assert bodies == [sent | ({"image_scales": [[[2.0, 4.0]]]} if is_ours else {})] * 2
-    assert len(asked) == 1
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds, which stands still; the pauses are of their full length."""
-    now = [1000.0]
-    monkeypatch.setattr("remote_rm.client.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("remote_rm.client.random.uniform", lambda _low, high: high)
-    return now
-
-
-def fail(rota: EndpointRota, address: str, *, asked_at: float, **more: float) -> None:
-    (endpoint,) = (endpoint for endpoint in rota.endpoints if endpoint.address == address)
-    rota.failed(endpoint, asked_at=asked_at, reason="down", **more)
-
-
-def taken(rota: EndpointRota, count: int) -> str:
-    return "".join(endpoint.address if endpoint else "-" for endpoint in (rota.take() for _ in range(count)))
-
-
-def test_those_that_are_well_are_taken_in_turn(clock):
-    assert taken(EndpointRota("abc"), 7) == "abcabca"
-
-
-def test_one_that_failed_is_passed_over_then_tried_once_per_pause(clock):
-    rota = EndpointRota("ab")
-    fail(rota, "a", asked_at=clock[0])
-    assert taken(rota, 3) == "bbb"
-    clock[0] += 0.2
-    assert taken(rota, 4) == "abbb"
-    clock[0] += 0.2
-    assert taken(rota, 3) == "abb"
-
-
-def test_one_that_is_back_takes_its_turn_again(clock):
-    rota = EndpointRota("ab")
-    fail(rota, "a", asked_at=clock[0])
-    rota.succeeded(rota.endpoints[0])
-    assert taken(rota, 4) == "abab"
-
-
-def test_pauses_double_up_to_their_limit(clock):
-    rota = EndpointRota("a")
-    pauses = []
-    for _ in range(7):
-        fail(rota, "a", asked_at=clock[0])
-        pauses.append(round(rota.seconds_to_wait(), 6))
-        clock[0] += 100
-    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, MAX_PAUSE_SECONDS, MAX_PAUSE_SECONDS]
-
-
-def test_failures_of_requests_under_way_together_count_once(clock):
-    rota = EndpointRota("a")
-    asked_at = clock[0]
-    clock[0] += 1
-    for _ in range(50):
-        fail(rota, "a", asked_at=asked_at)
-    assert rota.endpoints[0].failures == 1
-    assert rota.seconds_to_wait() == pytest.approx(0.2)
-    assert taken(rota, 2) == "--"
-
-
-def test_a_server_is_left_alone_for_as_long_as_it_asked(clock):
-    rota = EndpointRota("a")
-    fail(rota, "a", asked_at=clock[0], retry_after_seconds=7.0)
-    clock[0] += 6.9
-    assert taken(rota, 1) == "-"
-    clock[0] += 0.2
-    assert taken(rota, 2) == "a-"
-
-
-def test_times_are_those_of_the_monotonic_clock():
-    rota = EndpointRota("a")
-    fail(rota, "a", asked_at=time.monotonic())
-    assert 0 < rota.seconds_to_wait() <= 0.2

@@ -2,13 +2,10 @@ import argparse
 import pickle
 
 import pytest
-from helpers.http_servers import chat_server, completion
-from helpers.judge_server import asked_of
 from helpers.tables import table
 
 from remote_rm.composition import part_from
-from remote_rm.llm_judge.endpoint import DATABASE
-from remote_rm.llm_judge_verifier import LlmJudge, reward_func
+from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.registry import verifier_with
 from remote_rm.verifier import AskingVerifier, Item
 
@@ -43,19 +40,18 @@ def test_settings_by_name_are_those_of_the_flags():
         {
             "judge_url": "http://h/v1",
             "judge_model": "m",
-            "judge_max_requests": 5,
-            "judge_always": True,
+            "judge_concurrency": 5,
             "judge_rule": None,
         },
     )
-    assert made == LlmJudge(judge_url="http://h/v1", judge_model="m", judge_max_requests=5, judge_always=True)
+    assert made == LlmJudge(judge_url="http://h/v1", judge_model="m", judge_concurrency=5)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"judge_model": "m"}, "required: --judge-url"),
-        ({"judge_url": "http://h", "judge_model": "m", "judge_attempts": 0}, "0 is no number above 0"),
+        ({"judge_url": "http://h", "judge_model": "m", "judge_concurrency": 0}, "0 is no number above 0"),
         ({"judge_urls": "http://h"}, "llm_judge has no setting 'judge_urls'; its settings are accuracy_weight,"),
     ],
 )
@@ -78,30 +74,3 @@ def test_it_is_pickled_without_a_key(monkeypatch):
     copy = pickle.loads(pickle.dumps(kept))
     assert (copy, copy.rule) == (kept, kept.rule)
     assert b"sk-secret" not in pickle.dumps(kept)
-
-
-def test_its_file_is_a_reward_function_whose_settings_are_arguments(tmp_path):
-    """As a run in process calls it: with whatever the row has beside the settings."""
-    response = "<think>x</think><answer>{}</answer>"
-    settings = {
-        "judge_model": "m",
-        "judge_rule": "exact",
-        "judge_folder": str(tmp_path),
-        "judge_body": {"max_tokens": 9},
-    }
-    with chat_server(lambda body, _number: completion(asked_of(body).verdict("right"))) as server:
-        for _ in range(2):
-            reply = reward_func(
-                ["q"] * 2,
-                ["The capital?"] * 2,
-                ["Paris"] * 2,
-                responses=[response.format("Paris"), response.format("PARIS")],
-                images=[[], []],
-                step=3,
-                judge_url=server.url,
-                **settings,
-            )
-            assert (reply["rewards"], reply["scores"]) == ([1.5, 1.5], [1.0, 1.0])
-            assert reply["extra_logs"]["judge_asked"] == [0.0, 1.0]
-    assert [body["max_tokens"] for body in server.requests] == [9]
-    assert (tmp_path / DATABASE).is_file()

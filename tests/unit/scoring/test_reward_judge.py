@@ -17,7 +17,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.scoring.reward_judge import RewardItem, RewardModelJudge
 from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
-from remote_rm.verifier import PoolUnavailable, UnusableItem
+from remote_rm.verifier import UnusableItem
 
 
 class CharacterModel:
@@ -72,13 +72,9 @@ async def rewards(judge: RewardModelJudge, items: Sequence[RewardItem]) -> list[
     return [score.reward for score in await judge.judge(items)]
 
 
-def run_with(
-    model: CharacterModel, scenario: Callable[[RewardModelJudge], Awaitable[object]], *, max_queued_items: int = 100
-) -> object:
+def run_with(model: CharacterModel, scenario: Callable[[RewardModelJudge], Awaitable[object]]) -> object:
     async def scene() -> object:
-        judge = RewardModelJudge(
-            lambda: model, media=MediaAccess(roots=(), allow_urls=False), max_queued_items=max_queued_items
-        )
+        judge = RewardModelJudge(lambda: model, media=MediaAccess(roots=(), allow_urls=False))
         await judge.start()
         try:
             return await asyncio.wait_for(scenario(judge), timeout=30)
@@ -103,8 +99,7 @@ def test_samples_of_all_requests_are_gathered_into_full_batches():
         await until(model.is_scoring.is_set)
         # While the model computes, the event loop is free, and what comes is gathered.
         later = [asyncio.create_task(rewards(judge, texts(*some))) for some in (("22", "333"), ("4444",), ("55555",))]
-        await until(lambda: judge.waiting == 4)
-        assert judge.busy == 1
+        await until(lambda: len(judge._queue) == 4)
         model.gate.set()
         return [await task for task in (first, *later)]
 
@@ -132,10 +127,10 @@ def test_a_sample_that_cannot_be_scored_fails_its_request_alone():
             texts("4"),
         )
         tasks = [asyncio.create_task(rewards(judge, items)) for items in asked]
-        await until(lambda: judge.waiting == 7)
+        await until(lambda: len(judge._queue) == 7)
         model.gate.set()
         outcomes = await asyncio.gather(first, *tasks, return_exceptions=True)
-        assert (judge.waiting, judge.busy) == (0, 0)
+        assert judge.waiting == 0
         return [outcome if isinstance(outcome, list) else (type(outcome), str(outcome)) for outcome in outcomes]
 
     assert run_with(model, scenario) == [
@@ -148,26 +143,6 @@ def test_a_sample_that_cannot_be_scored_fails_its_request_alone():
         (UnusableItem, 'prompts[1]: message 1 of "messages" (user) needs a "content" that is text or a list of parts'),
         [4.0],
     ]
-
-
-def test_a_full_queue_refuses_until_there_is_room():
-    model = CharacterModel()
-
-    async def scenario(judge: RewardModelJudge) -> None:
-        model.gate.clear()
-        asked = [asyncio.create_task(rewards(judge, texts("1")))]
-        await until(model.is_scoring.is_set)
-        asked.append(asyncio.create_task(rewards(judge, texts("2", "3"))))
-        await until(lambda: judge.waiting == 2)
-        with pytest.raises(PoolUnavailable, match="2 samples wait to be scored, and the limit is 2") as refused:
-            await judge.judge(texts("4"))
-        assert 1 <= refused.value.retry_after_seconds <= 60
-        model.gate.set()
-        assert await asyncio.gather(*asked) == [[1.0], [2.0, 3.0]]
-        assert await rewards(judge, texts("4")) == [4.0]
-        assert (judge.counts.items, judge.counts.worker, judge.counts.failed) == (4, 4, 0)
-
-    run_with(model, scenario, max_queued_items=2)
 
 
 @pytest.fixture(scope="module")

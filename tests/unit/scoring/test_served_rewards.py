@@ -53,7 +53,6 @@ def app(model: RewardModel, folder: Path) -> Any:
         media=MediaAccess(roots=(folder,), allow_urls=False),
         limits=ServiceLimits(),
         token=None,
-        log_sample_share=0.0,
     )
 
 

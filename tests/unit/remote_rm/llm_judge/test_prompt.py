@@ -5,15 +5,7 @@ import pytest
 from helpers.judge_server import asked_of
 from helpers.tables import table
 
-from remote_rm.llm_judge import (
-    CUT,
-    PROMPT_VERSION,
-    MalformedVerdict,
-    Question,
-    question_of,
-    question_text,
-    read_verdict,
-)
+from remote_rm.llm_judge import CUT, MAX_ANSWER_CHARS, Question, question_of, question_text, read_verdict
 from remote_rm.verifier import Item
 
 CODE = "c0123abcd"
@@ -21,9 +13,8 @@ CODE = "c0123abcd"
 ADVERSARIAL = table("remote_rm/llm_judge/prompt", "adversarial")
 
 
-def question(answer: str, *, prompt: str = "6*7?", label: str = "42", limit: int = 500) -> Question:
-    item = Item(prompt=prompt, response="", label=label)
-    return question_of(item, answer=answer, max_question_chars=4000, max_answer_chars=limit)
+def question(answer: str, *, prompt: str = "6*7?", label: str = "42") -> Question:
+    return question_of(Item(prompt=prompt, response="", label=label), answer=answer)
 
 
 @pytest.mark.parametrize("answer", ADVERSARIAL, ids=range(len(ADVERSARIAL)))
@@ -54,15 +45,9 @@ def test_the_instructions_are_the_same_whatever_the_answer(answer):
 @pytest.mark.parametrize("answer", ADVERSARIAL, ids=range(len(ADVERSARIAL)))
 def test_an_answer_that_is_repeated_is_no_verdict(answer):
     # The code is drawn after the answer was written.
-    code = question(answer).new_code()
-    assert code not in answer
-    for repeated in (answer, answer.partition("\n")[0], question(answer).messages(code=code)[1]["content"]):
-        with pytest.raises(MalformedVerdict):
-            read_verdict(repeated, code=code)
-
-
-def test_codes_are_drawn_anew_for_each_request():
-    assert len({question("1").new_code() for _ in range(100)}) == 100
+    for repeated in (answer, answer.partition("\n")[0], question(answer).messages(code="c9")[1]["content"]):
+        with pytest.raises(ValueError, match="no verdict with this request's code"):
+            read_verdict(repeated, code="c9")
 
 
 def test_mathematics_of_other_scripts_stays_readable():
@@ -71,9 +56,10 @@ def test_mathematics_of_other_scripts_stays_readable():
 
 
 def test_a_long_answer_shows_both_its_ends():
-    asked = question("42 " + "and " * 1000 + "or 43", limit=10)
-    assert asked.answer == f"42 an{CUT}or 43"
-    assert question("1234567890", limit=10).answer == "1234567890"
+    asked = question("42 " + "and " * 1000 + "or 43")
+    assert len(asked.answer) == MAX_ANSWER_CHARS + len(CUT)
+    assert asked.answer.startswith("42 and and ")
+    assert asked.answer.endswith(" and or 43")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +82,7 @@ def test_a_verdict_is_kept_by_all_that_it_depends_on(changed):
 
 def test_another_prompt_asks_anew(monkeypatch):
     before = question("1").key(model="m")
-    monkeypatch.setattr("remote_rm.llm_judge.PROMPT_VERSION", PROMPT_VERSION + "x")
+    monkeypatch.setattr("remote_rm.llm_judge.SYSTEM", "Be kind.")
     assert question("1").key(model="m") != before
 
 
@@ -104,7 +90,7 @@ def test_another_prompt_asks_anew(monkeypatch):
     ("reply", "is_right"),
     [
         ('{"code": "c0123abcd", "verdict": "right"}', True),
-        (' {"verdict":"wrong","code":"c0123abcd"}\n', False),
+        (' {"code":"c0123abcd","verdict":"wrong"}\n', False),
         ('```json\n{"code": "c0123abcd", "verdict": "right"}\n```', True),
         ('<think>right? {"verdict": "right"}</think>\n{"code": "c0123abcd", "verdict": "wrong"}', False),
     ],
@@ -138,5 +124,5 @@ def test_a_verdict_is_read(reply, is_right):
     ],
 )
 def test_anything_else_is_none(reply):
-    with pytest.raises(MalformedVerdict):
+    with pytest.raises(ValueError, match="no verdict with this request's code"):
         read_verdict(reply, code=CODE)

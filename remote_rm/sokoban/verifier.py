@@ -1,6 +1,6 @@
 """Judges the moves of Sokoban: `<answer>Left, Up, Up</answer>` is right if it solves the level in the label.
 
-python -m remote_rm.sokoban_verifier --port 5000
+python -m remote_rm.sokoban.verifier --port 5000
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,10 @@ from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, setting
 from remote_rm.registry import positive
 from remote_rm.reward_function import reward_func_of
-from remote_rm.sokoban_board import MOVE_NAMES, State, play, solve
-from remote_rm.sokoban_levels import LevelError, read_plan, read_state
+from remote_rm.sokoban import Level, play, read_level, read_plan, solve
 
 MAX_STATES = 50_000
-"""The most states to expand in the search for a solution."""
+"""The most states to look at in the search for a solution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +30,10 @@ class SokobanVerifier(AnswerVerifier):
     max_moves: int = setting(50, type=positive(int), help="how many moves of an answer are made")
 
     def matches(self, answer: str, label: str) -> bool:
-        level = _level(label)
-        plan = read_plan(answer)
+        level, plan = _level(label), read_plan(answer)
         if level is None or plan.unread:
             return False
-        return play(level, plan.moves[: self.max_moves]).state.is_solved
+        return play(level, plan.moves[: self.max_moves]).level.is_solved
 
     def is_gradable(self, label: str) -> bool:
         """Return whether the label is a level that is not solved yet."""
@@ -44,16 +42,15 @@ class SokobanVerifier(AnswerVerifier):
     def answer_of(self, label: str) -> str:
         """Return the moves of a shortest solution; the label itself if none is found."""
         level = _level(label)
-        found = None if level is None else solve(level, fewest="moves", max_states=MAX_STATES)
-        return ", ".join(MOVE_NAMES[move] for move in found.moves) if found and found.moves else label
+        return ", ".join((level and solve(level, max_states=MAX_STATES)) or [label])
 
 
 @lru_cache(maxsize=4096)
-def _level(label: str) -> State | None:
+def _level(label: str) -> Level | None:
     """Return the level in a label, None if there is none or if it is solved. Cached for the other samples of the group."""
     try:
-        level = read_state(label)
-    except LevelError:
+        level = read_level(label)
+    except ValueError:
         return None
     return None if level.is_solved else level
 
@@ -62,4 +59,4 @@ VERIFIER = SokobanVerifier
 reward_func = reward_func_of("sokoban")
 
 if __name__ == "__main__":
-    registry.run("sokoban", None, prog="python -m remote_rm.sokoban_verifier")
+    registry.run("sokoban", None, prog="python -m remote_rm.sokoban.verifier")
