@@ -20,12 +20,11 @@ from typing import Any
 from PIL import Image
 
 from lmm_r1 import hub
-from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
+from lmm_r1.data.arrow import BATCH_ROWS, arrow_records, parquet_records, table_records
 from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
 from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.data.media_access import hub_folder
 from lmm_r1.data.messages import BadRows, Row, SkippedRow, as_prompt
-from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, writing
@@ -33,14 +32,13 @@ from lmm_r1.files.atomic import check_creatable, writing
 ROWS_FILE = "rows.jsonl"
 """The name of the row file in a folder written by `make_task` or `prepare_data`."""
 IMAGES_FOLDER = "images"
-_BATCH_ROWS = 256
 # The largest limit that the csv module accepts on every system: an image of 1.5 GiB as base64.
 _LONGEST_FIELD = 2**31 - 1
-# How names begin that no dataset on the hub has.
-_LOCAL = ("/", ".", "~")
 # Rows of a table by which the kind of its columns is known.
 _LOOKED_AT = 10_000
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0")
+# How names begin that no dataset on the hub has.
+_LOCAL = ("/", ".", "~")
 _SEPARATED = {"excel": "comma-separated", "excel-tab": "tab-separated"}
 
 
@@ -168,7 +166,7 @@ def found_records(
     elif named.prompt is not None or named.names_sides:
         row_format = formats.own
     else:
-        first = list(itertools.islice(records, _BATCH_ROWS if max_rows is None else min(max_rows, _BATCH_ROWS)))
+        first = list(itertools.islice(records, BATCH_ROWS if max_rows is None else min(max_rows, BATCH_ROWS)))
         found = {name for fields, _, _ in first for name in fields}
         # Unreadable lines are reported one by one later on.
         readable = not all(isinstance(fields, Unreadable) for fields, _, _ in first)
@@ -183,7 +181,7 @@ def found_records(
 
 def first_columns(path: str, *, split: str = "train") -> set[str]:
     """Return the columns of a file's first records, from which its format is detected."""
-    first = itertools.islice(all_records(path, split=split), _BATCH_ROWS)
+    first = itertools.islice(all_records(path, split=split), BATCH_ROWS)
     return {name for fields, _, _ in first for name in fields}
 
 
@@ -251,7 +249,7 @@ def _read_parquet(file: Path) -> Iterator[Record]:
 
 
 def _read_arrow_file(file: Path) -> Iterator[Record]:
-    return _numbered(arrow_records(file, name=str(file)), name=str(file), base_dir=file.parent)
+    return _numbered(arrow_records(file), name=str(file), base_dir=file.parent)
 
 
 def _floats_of_pandas(file: Path, *, dialect: str) -> set[int]:
@@ -363,9 +361,8 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
 
 def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
     # The Arrow view leaves image features encoded ({"bytes": ..., "path": ...}) instead of decoding each image.
-    tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
-    mapped = MappedFiles((file["filename"] for file in dataset.cache_files), name=name)
-    yield from _numbered(mapped_records(tables, mapped=mapped), name=name, base_dir=base_dir)
+    tables = dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
+    yield from _numbered(table_records(tables, name=name), name=name, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> Iterator[Record]:

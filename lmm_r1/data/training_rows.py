@@ -379,7 +379,7 @@ def _sources_of(part: TextPart | ImagePart | VideoPart) -> Sequence[ImageSource]
 
 def _path_of(source: ImageSource) -> str:
     if isinstance(source, StoredBytes):
-        return source.place.name
+        return source.file
     return source if isinstance(source, str) and kind_of(source) == "path" else ""
 
 
@@ -421,4 +421,4 @@ def _frame_name(frame: ImageSource) -> str:
 
 
 def _stored_name(stored: StoredBytes) -> str:
-    return f"{os.path.basename(stored.place.name)} {stored.row} {stored.length}"
+    return f"{os.path.basename(stored.file)} {stored.row} {stored.length}"

@@ -15,7 +15,6 @@ from helpers.samples import media_ref
 from PIL import Image
 
 from lmm_r1.config.rewards import WeightedPart
-from lmm_r1.data.messages import ChangedFile
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
@@ -315,15 +314,6 @@ def test_a_prompt_that_cannot_be_encoded_is_a_group_without_samples_where_rows_a
     actor.llm, actor.groups, actor.weights = None, Groups(), EngineWeights()
     group = asyncio.run(actor.generate_group(small, skips))
     assert (group.samples, group.refused) == ([], "rows.jsonl, line 1: an image is too small")
-
-
-def test_a_row_file_that_has_changed_is_no_bad_row(monkeypatch):
-    def encode(*given: Any) -> None:
-        raise ChangedFile("rows.parquet row 1: its image cannot be read any more")
-
-    monkeypatch.setattr(PromptCodec, "encode", encode)
-    with pytest.raises(ChangedFile):
-        run(settings=replace(SETTINGS, bad_rows="skip"))
 
 
 def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():

@@ -11,10 +11,10 @@ from PIL import Image
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.config.run_rows import plain_template
-from lmm_r1.data.messages import ChangedFile, Row, images_of
+from lmm_r1.data.messages import Row, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.supervised import chat_template, check_left_out, first_fitting, read_ahead
+from lmm_r1.supervised import chat_template, first_fitting, read_ahead
 from lmm_r1.supervised.sft import RowEncoder, SFTRun
 
 config = partial(configured, SFTConfig)
@@ -150,12 +150,6 @@ def test_the_first_row_that_fits_is_found_behind_those_that_cannot_be_encoded():
         first_fitting(config(data__max_len=20), rows, encode)
     with pytest.raises(UserError, match="every row of --data.dataset None is longer than --data.max_len 20"):
         first_fitting(skips, rows[:2], encode)
-
-
-def test_a_row_file_that_has_changed_ends_the_run_whatever_becomes_of_bad_rows():
-    with pytest.raises(ChangedFile):
-        check_left_out(ChangedFile("rows.parquet row 1: its image cannot be read any more"), bad_rows="skip")
-    check_left_out(UserError("rows.parquet row 1: broken"), bad_rows="skip")
 
 
 def texts(rows: list[Row]) -> set[str]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
 import yaml
 from PIL import Image
@@ -11,7 +12,7 @@ from lmm_r1 import dotted
 from lmm_r1.checkpoints import model_digest
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.resolve import is_free, settings_of_the_run
-from lmm_r1.data.messages import FilePlace, FileState, ImagePart, Message, Row, StoredBytes, TextPart
+from lmm_r1.data.messages import ImagePart, Message, Row, StoredBytes, TextPart
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import RunFolder
@@ -209,8 +210,7 @@ def test_other_rows_have_another_digest(other):
 
 
 def stored(*, row_number: int = 1, length: int = 2000, folder: str = "/data") -> StoredBytes:
-    place = FilePlace(FileState("/gone.arrow", 10**6, 1), name=f"{folder}/rows.parquet")
-    return StoredBytes(place, 0, length, row_number)
+    return StoredBytes(pyarrow.py_buffer(bytes(length)), file=f"{folder}/rows.parquet", row=row_number)
 
 
 def test_an_image_in_a_row_file_counts_by_its_row_and_length_and_is_not_read():
