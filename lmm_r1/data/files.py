@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from lmm_r1.data.media_access import hub_folder
 from lmm_r1.data.messages import BadRows, Row, SkippedRow, as_prompt
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable, writing
+from lmm_r1.files.atomic import check_creatable, lock_of, locked, writing
 
 ROWS_FILE = "rows.jsonl"
 """The name of the row file in a folder written by `make_task` or `prepare_data`."""
@@ -380,8 +381,11 @@ _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
 }
 
 
-def check_writable(output: Path, *, overwrite: bool) -> None:
-    """Raise UserError unless `output` can be created, or is an empty folder or (with `overwrite`) a folder of rows."""
+ROW_PARTS = (ROWS_FILE, IMAGES_FOLDER)
+
+
+def check_writable(output: Path, *, overwrite: bool, parts: Collection[str] = ROW_PARTS) -> None:
+    """Raise UserError unless `output` can be created, or is an empty folder or (with `overwrite`) one of `parts`."""
     check_creatable(output, flag="--output")
     if not output.exists():
         return
@@ -390,38 +394,46 @@ def check_writable(output: Path, *, overwrite: bool) -> None:
     names = {entry.name for entry in output.iterdir()}
     if names and not overwrite:
         raise UserError(f"--output {output} is not empty; name another folder or add --overwrite")
-    if not names <= {ROWS_FILE, IMAGES_FOLDER}:
-        foreign = sorted(names - {ROWS_FILE, IMAGES_FOLDER})[0]
-        raise UserError(f"--output {output} holds {foreign}, which is not part of a row folder; name another folder")
+    if foreign := sorted(names.difference(parts)):
+        raise UserError(
+            f"--output {output} holds {foreign[0]}, which is not part of a row folder; name another folder"
+        )
 
 
-def write_row_folder(records: Iterable[Mapping[str, Any]], *, output: Path, overwrite: bool = False) -> int:
-    """Write the records and return their number; PIL images become PNG files that rows.jsonl names by relative path.
+@contextmanager
+def row_folder(output: Path, *, overwrite: bool, parts: Collection[str] = ROW_PARTS) -> Iterator[Path]:
+    """Yield a folder to write into, which replaces `output` when it is complete; an error leaves nothing behind.
 
-    An existing folder is replaced only when the new one is complete; an error leaves nothing behind.
-    Raises UserError if the disk is full.
+    Raises UserError if the disk is full, or another process writes the folder.
     """
-    check_writable(output, overwrite=overwrite)
+    check_writable(output, overwrite=overwrite, parts=parts)
     output = Path(os.path.abspath(output))
-    partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    replaced = output.with_name(f".{output.name}.replaced-{os.getpid()}")
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
+    partial, replaced = (output.with_name(f".{output.name}.{state}") for state in ("partial", "replaced"))
+    with locked(lock_of(output), output=f"--output {output}"), writing(output):
+        # Leftovers of a killed process.
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
         try:
-            count = _write(records, folder=partial)
+            partial.mkdir(parents=True)
+            yield partial
             if output.exists():
                 output.rename(replaced)
             partial.rename(output)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return count
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _write(records: Iterable[Mapping[str, Any]], *, folder: Path) -> int:
+def write_row_folder(records: Iterable[Mapping[str, Any]], *, output: Path, overwrite: bool = False) -> int:
+    """Write the records and return their number; PIL images become PNG files that rows.jsonl names by relative path.
+
+    Raises what `row_folder` does.
+    """
     count = 0
-    with (folder / ROWS_FILE).open("w", encoding="utf-8", newline="\n") as lines:
+    with (
+        row_folder(output, overwrite=overwrite) as folder,
+        (folder / ROWS_FILE).open("w", encoding="utf-8", newline="\n") as lines,
+    ):
         for count, record in enumerate(records, start=1):
             stored = _with_image_files(record, folder=folder, row_number=count)
             lines.write(json.dumps(stored, ensure_ascii=False) + "\n")

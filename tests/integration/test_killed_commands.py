@@ -74,6 +74,7 @@ COMMANDS = {
     "merge": (adapter, ["--adapter", "input/adapter", "--output", "output"], "output"),
     "check_data": (rows, ["input/rows.jsonl", "--html", "output.html"], "output.html"),
     "report": (run_folder, ["input", "--output", "output.html"], "output.html"),
+    "prepare_data": (published_copy, ["mathv360k", "--source", "input", "--output", "output"], "output"),
     "make_task": (rows, ["digits", "--rows", "200", "--output", "output"], "output"),
 }
 
@@ -111,26 +112,20 @@ def asked(folder: Path) -> None:
 
 EVALUATE = ["--checkpoints", "m=input/model", "--files", "f=input/rows.jsonl", "--output", "output/evaluation.json"]
 EVALUATE += ["--system_prompt", "none"]
-RESUMED = {
-    "prepare_data": (published_copy, ["mathv360k", "--source", "input", "--output", "output"], "resuming after"),
-    "evaluate": (asked, [*EVALUATE, "--backend", "transformers", "--max_new_tokens", "24"], ""),
-}
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_killed_command_is_resumed_and_writes_the_same(name, tmp_path):
-    prepare, arguments, sign = RESUMED[name]
-    prepare(tmp_path / "input")
-    argv = [warm_python(), "-m", f"lmm_r1.cli.{name}", *arguments]
+def test_a_killed_evaluation_is_resumed_and_writes_the_same(tmp_path):
+    asked(tmp_path / "input")
+    arguments = [*EVALUATE, "--backend", "transformers", "--max_new_tokens", "24"]
+    argv = [warm_python(), "-m", "lmm_r1.cli.evaluate", *arguments]
     command, written = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "output"
     seconds = min(_seconds(command, written) for _ in range(2))
-    whole, draw, killed, resumed = digests(written), random.Random(name), 0, 0
+    whole, draw, killed = digests(written), random.Random("evaluate"), 0
     _remove(written)
     for _ in range(KILLS):
         moment = time.monotonic() + draw.uniform(0.1, 1.0) * seconds
         ended = command.run(kill=lambda moment=moment: time.monotonic() > moment, limit_s=300)
         killed += ended.killed
-        resumed += sign in ended.output
         if not ended.killed:
             assert digests(written) == whole
             _remove(written)
@@ -138,7 +133,6 @@ def test_a_killed_command_is_resumed_and_writes_the_same(name, tmp_path):
     assert ended.code == 0, ended.output
     assert digests(written) == whole
     assert killed > 0
-    assert resumed > 0, "no try found rows to resume from"
 
 
 def _seconds(command: KillableCommand, written: Path) -> float:
