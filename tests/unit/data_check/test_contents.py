@@ -6,14 +6,13 @@ from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data_check.contents import (
-    Bin,
     Distribution,
     Finding,
-    OtherFile,
     Repeats,
     answer_findings,
     content_of,
     contents,
+    prompts_of,
 )
 from lmm_r1.scoring.response_scores import VerifierJudge
 
@@ -66,7 +65,7 @@ def told(repeats: Repeats, *rows: Row) -> list[tuple[str, int, str]]:
 
 
 def test_repeated_rows_and_those_of_another_file_are_told_with_their_places():
-    held_out = OtherFile.of("test.jsonl", {0: row("Which?", "1", line=9), 1: row("a", "1", b"no image")})
+    held_out = prompts_of({0: row("Which?", "1", line=9), 1: row("a", "1", b"no image")})
     rows = [row("2+2?"), row("2 + 2?", " 4", line=2), row("2+2?", "5", line=3), row("WHICH?", "2", line=4)]
     assert told(Repeats((held_out,)), *rows) == [
         ("duplicate", 1, "repeats rows.jsonl line 1"),
@@ -86,12 +85,12 @@ def trajectory(text: str, said: str, *images: bytes, system: str = "Crop.") -> R
 
 def test_a_trajectory_leaks_the_question_that_it_answers():
     held_out = row("How many dots?", "4", picture("red"), line=5)
-    other = OtherFile.of("test.jsonl", {0: held_out})
+    other = prompts_of({0: held_out})
     leaking = trajectory("how many dots?", "<call>", picture("red"), picture("blue"))
     of_another_picture = trajectory("How many dots?", "<call>", picture("green"), picture("red"))
     assert told(Repeats((other,)), leaking, of_another_picture) == [("leak", 0, "asks what rows.jsonl line 5 asks")]
     # The other way about, and the same question by way of another part is no repetition.
-    assert [kind for kind, *_ in told(Repeats((OtherFile.of("t", {0: leaking}),)), held_out)] == ["leak"]
+    assert [kind for kind, *_ in told(Repeats((prompts_of({0: leaking}),)), held_out)] == ["leak"]
     again = trajectory("How many dots?", "<other call>", picture("red"), picture("white"))
     assert told(Repeats(), leaking, again) == []
 
@@ -150,13 +149,6 @@ def test_what_a_verifier_does_not_take_for_right_is_told_in_words(monkeypatch):
 
 
 def test_quantiles_are_values_that_so_large_a_share_does_not_exceed():
-    spread = Distribution.of("tokens", [*range(1, 101)], bins=2, limit=60)
+    spread = Distribution.of("tokens", [*range(1, 101)], limit=60)
     assert (spread.least, spread.median, spread.most_of_90, spread.most_of_99, spread.largest) == (1, 50, 90, 99, 100)
-    # 1 to 50 lie below 50.5, and the largest counts in the last bin.
-    assert spread.bins == (Bin(low=1, high=50.5, count=50), Bin(low=50.5, high=100, count=50))
     assert (spread.count, spread.limit) == (100, 60)
-
-
-def test_one_value_makes_one_bin():
-    spread = Distribution.of("tokens", [7, 7, 7])
-    assert (spread.median, spread.most_of_90, spread.bins) == (7, 7, (Bin(low=7, high=7, count=3),))
