@@ -45,7 +45,7 @@ def parquet_records(file: Path) -> Iterator[list[RawRow]]:
         # Read page by page: by default pyarrow reads ahead all column chunks, possibly gigabytes.
         with pyarrow.parquet.ParquetFile(file, buffer_size=2**18, pre_buffer=False) as table:
             batches = table.iter_batches(batch_size=BATCH_ROWS, use_threads=False)
-            yield from table_records(_kept(batches, schema=table.schema_arrow, file=file), name=str(file))
+            yield from batch_records(_kept(batches, schema=table.schema_arrow, file=file), name=str(file))
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from error
 
@@ -64,12 +64,12 @@ def arrow_records(file: Path) -> Iterator[list[RawRow]]:
             data = [buffer for column in first.columns for buffer in column.buffers() if buffer]
             is_mapped = all(mapped.address <= one.address <= mapped.address + mapped.size for one in data)
             if is_mapped:
-                yield from table_records(_limited(chain([first], batches), file=file), name=str(file))
+                yield from batch_records(_limited(chain([first], batches), file=file), name=str(file))
                 return
         # Not through the map: all pages that are read through it would stay in memory.
         with pyarrow.OSFile(str(file)) as source:
             schema, batches = _opened(source)
-            yield from table_records(_kept(batches, schema=schema, file=file), name=str(file))
+            yield from batch_records(_kept(batches, schema=schema, file=file), name=str(file))
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Arrow file ({error})") from error
 
@@ -95,13 +95,18 @@ def _kept(
     Raises:
         UserError: the copy cannot be written.
     """
+    import datasets
     import pyarrow
 
     batches = _limited(batches, file=file)
     if not any(_holds_binary(field.type) for field in schema):
         yield from batches
         return
-    copy = _copy_of(file)
+    found = file.stat()
+    # Another content of the file has another copy.
+    parts = (os.path.realpath(file), f"{found.st_size} {found.st_mtime_ns}")
+    digests = [hashlib.sha256(part.encode(errors="surrogateescape")).hexdigest()[:16] for part in parts]
+    copy = Path(datasets.config.HF_DATASETS_CACHE) / COPIES_FOLDER / f"{'-'.join(digests)}.arrow"
     if not copy.exists():
         held: list[pyarrow.RecordBatch] = []
         for batch in batches:
@@ -114,16 +119,6 @@ def _kept(
             return
     with pyarrow.memory_map(str(copy)) as source:
         yield from pyarrow.ipc.open_stream(source)
-
-
-def _copy_of(file: Path) -> Path:
-    """Return the path of an uncompressed copy, which differs for another content of the file."""
-    import datasets
-
-    found = file.stat()
-    parts = (os.path.realpath(file), f"{found.st_size} {found.st_mtime_ns}")
-    digests = [hashlib.sha256(part.encode(errors="surrogateescape")).hexdigest()[:16] for part in parts]
-    return Path(datasets.config.HF_DATASETS_CACHE) / COPIES_FOLDER / f"{'-'.join(digests)}.arrow"
 
 
 def _write_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, file: Path, copy: Path) -> None:
@@ -187,29 +182,18 @@ def _decoded_bytes(array: pyarrow.Array) -> int:
     return pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0
 
 
-def table_records(tables: Iterable[pyarrow.Table | pyarrow.RecordBatch], *, name: str) -> Iterator[list[RawRow]]:
+def batch_records(batches: Iterable[pyarrow.RecordBatch], *, name: str) -> Iterator[list[RawRow]]:
     """Yield the rows as `to_pylist` returns them, except that long binary values become `StoredBytes`.
 
     Args:
         name: the user's name for the rows, for messages.
     """
     first = 1
-    for table in tables:
-        rows = range(first, first + table.num_rows)
-        first += table.num_rows
-        columns = [_column(column, rows, name=name) for column in table.columns]
-        yield [dict(zip(table.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def _column(column: pyarrow.ChunkedArray | pyarrow.Array, rows: Sequence[int], *, name: str) -> list[Any]:
-    import pyarrow
-
-    if not isinstance(column, pyarrow.ChunkedArray):
-        return _values(column, rows, name=name)
-    values: list[Any] = []
-    for chunk in column.chunks:
-        values += _values(chunk, rows[len(values) : len(values) + len(chunk)], name=name)
-    return values
+    for batch in batches:
+        rows = range(first, first + batch.num_rows)
+        first += batch.num_rows
+        columns = [_values(column, rows, name=name) for column in batch.columns]
+        yield [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _holds_binary(kind: pyarrow.DataType) -> bool:

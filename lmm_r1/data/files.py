@@ -21,7 +21,7 @@ from typing import Any
 from PIL import Image
 
 from lmm_r1 import hub
-from lmm_r1.data.arrow import BATCH_ROWS, arrow_records, parquet_records, table_records
+from lmm_r1.data.arrow import BATCH_ROWS, arrow_records, batch_records, parquet_records
 from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
 from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.data.media_access import hub_folder
@@ -245,14 +245,6 @@ def _read_json(file: Path) -> Iterator[Record]:
         yield _checked(record, location=location), location, file.parent
 
 
-def _read_parquet(file: Path) -> Iterator[Record]:
-    return _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
-
-
-def _read_arrow_file(file: Path) -> Iterator[Record]:
-    return _numbered(arrow_records(file), name=str(file), base_dir=file.parent)
-
-
 def _floats_of_pandas(file: Path, *, dialect: str) -> set[int]:
     """Return the places of columns with an empty cell whose numbers all end in .0, which pandas wrote as 7 before."""
     kinds: dict[int, set[str]] = defaultdict(set)
@@ -357,13 +349,11 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
         if split not in dataset:
             raise UserError(f"{path} has no split {split!r}; its splits are {', '.join(dataset)}: choose one of them")
         dataset = dataset[split]
-    yield from _read_arrow(dataset, name=path, base_dir=folder if folder.is_dir() else hub_folder(name))
-
-
-def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
     # The Arrow view leaves image features encoded ({"bytes": ..., "path": ...}) instead of decoding each image.
     tables = dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
-    yield from _numbered(table_records(tables, name=name), name=name, base_dir=base_dir)
+    batches = (batch for table in tables for batch in table.to_batches())
+    base_dir = folder if folder.is_dir() else hub_folder(name)
+    yield from _numbered(batch_records(batches, name=path), name=path, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> Iterator[Record]:
@@ -371,12 +361,16 @@ def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> 
         yield record, f"{name} row {number}", base_dir
 
 
+def _read_columns(file: Path, *, read: Callable[[Path], Iterator[list[RawRow]]]) -> Iterator[Record]:
+    return _numbered(read(file), name=str(file), base_dir=file.parent)
+
+
 _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
-    ".parquet": _read_parquet,
+    ".parquet": partial(_read_columns, read=parquet_records),
     ".csv": partial(_read_separated, dialect="excel"),
-    ".arrow": _read_arrow_file,
+    ".arrow": partial(_read_columns, read=arrow_records),
     ".tsv": partial(_read_separated, dialect="excel-tab"),
 }
 

@@ -87,35 +87,27 @@ def kind_of(source: ImageSource) -> SourceKind:
         return "bytes"
     if source.startswith(("http://", "https://")):
         return "url"
-    if source.startswith("data:") or _is_bare_base64(source):
+    if source.startswith("data:") or len(source) > _LONGEST_PATH:
         return "base64"
-    return "path"
-
-
-def _is_bare_base64(text: str) -> bool:
-    if len(text) > _LONGEST_PATH:
-        return True
-    return (
-        len(text) >= _SHORTEST_BASE64
-        and text.startswith(_BASE64_STARTS)
-        and _BASE64_TEXT.fullmatch(text) is not None
-        and not os.path.exists(text)
+    is_base64 = (
+        len(source) >= _SHORTEST_BASE64
+        and source.startswith(_BASE64_STARTS)
+        and _BASE64_TEXT.fullmatch(source) is not None
+        and not os.path.exists(source)
     )
+    return "base64" if is_base64 else "path"
 
 
 def resolve(source: ImageSource, *, base_dir: Path) -> ImageSource:
     """Return `source` with a local path made absolute against `base_dir`; any other form is returned unchanged."""
     if kind_of(source) != "path":
         return source
-    return os.path.abspath(base_dir / _strip_scheme(str(source), base_dir=base_dir))
-
-
-def _strip_scheme(source: str, *, base_dir: Path) -> str:
-    if not source.startswith("file://"):
-        return source
-    raw = source[len("file://") :].removeprefix("localhost")
-    # Some writers percent-encode file URLs and some do not; a file that exists under the raw name is meant.
-    return raw if os.path.exists(base_dir / raw) else unquote(raw)
+    path = str(source)
+    if path.startswith("file://"):
+        raw = path.removeprefix("file://").removeprefix("localhost")
+        # Some writers percent-encode file URLs and some do not; a file that exists under the raw name is meant.
+        path = raw if os.path.exists(base_dir / raw) else unquote(raw)
+    return os.path.abspath(base_dir / path)
 
 
 def decode_base64(text: str) -> bytes:
@@ -383,11 +375,8 @@ def _content(message: Message, *, with_sources: bool) -> str | list[dict[str, ob
     for part in message.parts:
         if isinstance(part, TextPart):
             content.append({"type": "text", "text": part.text})
-        else:
-            kind = "image" if isinstance(part, ImagePart) else "video"
-            content.append({"type": kind, **({kind: _described(part)} if with_sources else {})})
+            continue
+        kind = "image" if isinstance(part, ImagePart) else "video"
+        named = describe(part.source) if isinstance(part, ImagePart) else describe_video(part)
+        content.append({"type": kind, **({kind: named} if with_sources else {})})
     return content
-
-
-def _described(part: ImagePart | VideoPart) -> str | list[str]:
-    return describe(part.source) if isinstance(part, ImagePart) else describe_video(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,14 @@ class PairParser(RecordParser):
         """Return a number, None for an empty column."""
         if is_empty(column.value):
             return None
-        number = _number(column.value)
-        if number is None:
-            self.fail(f'"{column.name}" is {_short(column.value)}; it must be a finite number, or empty')
+        number = math.nan
+        if isinstance(column.value, str | numbers.Real) and not isinstance(column.value, bool):
+            with suppress(ValueError, OverflowError):
+                number = float(column.value)
+        if not math.isfinite(number):
+            text = repr(column.value)
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            self.fail(f'"{column.name}" is {shown}; it must be a finite number, or empty')
         return number
 
     def margin(self, given: Column, better: Column, worse: Column) -> float | None:
@@ -103,16 +109,6 @@ class PairParser(RecordParser):
         return margin
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _essence(messages: Sequence[Message]) -> list[object]:
     """Return what two responses are compared by: roles, stripped texts, and media."""
     found: list[object] = []
@@ -122,11 +118,6 @@ def _essence(messages: Sequence[Message]) -> list[object]:
         )
         found += [part for part in message.parts if isinstance(part, (ImagePart, VideoPart))]
     return found
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 import io
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from lmm_r1.data.messages import (
     to_json,
     videos_of,
 )
-from lmm_r1.data.row_parser import parse_row, stored_messages
+from lmm_r1.data.row_parser import OWN_NAMES, parse_row, stored_messages
 from lmm_r1.errors import UserError
 
 BASE = Path("/data/geo")
@@ -31,8 +32,9 @@ PICTURE = Image.new("RGB", (3, 2))
 CONTENT = [{"type": "image", "image": "img/a.png"}, {"type": "text", "text": "Find x."}]
 
 
-def parse(record, **options):
-    return parse_row(record, location="rows.jsonl line 7", base_dir=BASE, **options)
+def parse(record, answer_required=True, **names):
+    given = {"location": "rows.jsonl line 7", "base_dir": BASE, "answer_required": answer_required}
+    return parse_row(record, **given, names=replace(OWN_NAMES, **names))
 
 
 def user(content):
@@ -73,8 +75,8 @@ def test_a_json_string_and_a_list_of_messages_give_the_same_row():
     )
     assert parse({"message": json.dumps(messages), "answer": "$4$", "datasource": "geo"}) == expected
     assert parse({"messages": messages, "answer": "$4$", "datasource": "geo"}) == expected
-    assert parse({"chat": json.dumps(messages), "answer": "$4$", "datasource": "geo"}, message_key="chat") == expected
-    assert parse({"chat": messages, "answer": "$4$", "datasource": "geo"}, message_key="chat") == expected
+    assert parse({"chat": json.dumps(messages), "answer": "$4$", "datasource": "geo"}, prompt="chat") == expected
+    assert parse({"chat": messages, "answer": "$4$", "datasource": "geo"}, prompt="chat") == expected
 
 
 def test_fields_that_arrow_fills_with_null_count_as_absent():
@@ -89,7 +91,7 @@ def test_fields_that_arrow_fills_with_null_count_as_absent():
 
 def test_a_plain_prompt_becomes_one_user_turn_with_images_in_the_order_of_its_tags():
     record = {"input": "Compare <image>\nwith <image>.", "images": ["a.png", "b.png"], "answer": "A"}
-    row = parse(record, message_key="input")
+    row = parse(record, prompt="input")
     assert row.messages == (
         Message(
             role="user",
@@ -107,13 +109,13 @@ def test_a_plain_prompt_becomes_one_user_turn_with_images_in_the_order_of_its_ta
 @pytest.mark.parametrize("picture", [{"bytes": b"png", "path": None}, b"png", [b"png"]])
 def test_a_single_image_needs_no_list_and_its_field_can_be_named(picture):
     record = {"q": "<image>Find x.", "picture": picture, "answer": "4"}
-    row = parse(record, message_key="q", image_key="picture")
+    row = parse(record, prompt="q", images="picture")
     assert row.messages[0].parts == (ImagePart(b"png"), TextPart("Find x."))
 
 
 def test_a_prompt_that_only_looks_like_a_list_stays_text():
     for prompt in ("[3, 1, 2] in order?", '[{"a": 1}] has how many keys?', "{x} is a set"):
-        row = parse({"input": prompt, "answer": "1"}, message_key="input")
+        row = parse({"input": prompt, "answer": "1"}, prompt="input")
         assert row.messages[0].parts == (TextPart(prompt),)
 
 
@@ -132,7 +134,7 @@ def test_image_parts_without_a_source_are_filled_from_the_image_field():
 )
 def test_a_mismatch_of_tags_and_images_is_an_error(images, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
-        parse({"input": "<image> or <image>?", "images": images, "answer": "A"}, message_key="input")
+        parse({"input": "<image> or <image>?", "images": images, "answer": "A"}, prompt="input")
     assert sentence in str(raised.value)
 
 
@@ -235,7 +237,7 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
         "videos": ["a.mp4", ["f.png", "g.png"]],
         "answer": "A",
     }
-    assert parse(record, message_key="input").messages[0].parts == (
+    assert parse(record, prompt="input").messages[0].parts == (
         VideoPart("/data/geo/a.mp4"),
         TextPart("Is"),
         ImagePart("/data/geo/a.png"),
@@ -243,7 +245,7 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
         VideoPart(("/data/geo/f.png", "/data/geo/g.png")),
         TextPart("?"),
     )
-    row = parse({**user([{"type": "video", "fps": 4}]), "clips": "a.mp4"}, video_key="clips")
+    row = parse({**user([{"type": "video", "fps": 4}]), "clips": "a.mp4"}, videos="clips")
     assert row.messages[0].parts == (VideoPart("/data/geo/a.mp4", fps=4.0),)
 
 
@@ -260,7 +262,7 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
 )
 def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
-        parse({"input": "<video>?", "videos": videos, "answer": "A"}, message_key="input")
+        parse({"input": "<video>?", "videos": videos, "answer": "A"}, prompt="input")
     assert sentence in str(raised.value)
 
 
