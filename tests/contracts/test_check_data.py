@@ -242,15 +242,7 @@ def test_rows_that_spell_special_tokens_are_found_with_how_often_they_do(folder,
     )
 
 
-def test_judged_responses_that_spell_special_tokens_are_found(folder, tiny_checkpoint):
-    file = write_rows(folder, SPELLED[3])
-    with pytest.raises(SystemExit):
-        main([str(file), "--model", str(tiny_checkpoint("llm")), "--output", "found.json"])
-    (finding,) = json.loads(Path("found.json").read_text())["findings"]
-    assert (finding["kind"], finding["what"]) == ("special tokens", "the assistant's text: <|im_end|>")
-
-
-@pytest.mark.parametrize(("added", "special", "found"), [(1, False, 2), (1, True, 2), (0, False, 0)])
+@pytest.mark.parametrize(("added", "special", "found"), [(1, True, 2), (0, False, 0)])
 def test_ids_without_an_embedding_are_found_and_refused_by_name_and_padded_rows_are_not(
     added, special, found, folder, tiny_checkpoint
 ):

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import RowReading
-from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 
 FUZZED = settings(
@@ -109,20 +108,6 @@ def test_an_endpoint_answers_or_refuses_every_body(client):
         json.loads(reply.content)
 
     answered()
-
-
-def test_a_record_is_a_row_or_a_sentence():
-    @FUZZED
-    @given(RECORD)
-    def parsed(record: dict[str, Any]) -> None:
-        said = "rows.jsonl line 1: "
-        try:
-            parse_row(record, location="rows.jsonl line 1", base_dir=Path("/nowhere"))
-        except UserError as error:
-            said = str(error)
-        assert said.startswith("rows.jsonl line 1: ")
-
-    parsed()
 
 
 FILES = st.one_of(

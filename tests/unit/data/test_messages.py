@@ -1,11 +1,9 @@
 import io
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.conversations import message
 from helpers.tables import table
 from PIL import Image
 
@@ -128,7 +126,6 @@ def test_image_parts_without_a_source_are_filled_from_the_image_field():
     ("images", "sentence"),
     [
         (["a.png"], 'more "<image>" places in "input" than the 1 images in the field "images"'),
-        ([], 'more "<image>" places in "input" than the 0 images'),
         (["a.png", "b.png", "c.png"], '3 images in the field "images" but 2 "<image>" places in "input"'),
     ],
 )
@@ -177,11 +174,6 @@ def test_base64_text_is_not_taken_for_a_path():
     ]
 
 
-def test_a_pil_image_is_a_source():
-    image = Image.new("RGB", (3, 2))
-    assert images_of(parse(user([{"type": "image", "image": image}])).messages)[0].source is image
-
-
 def test_pixel_bounds_are_kept_per_image():
     part = {"type": "image", "image": "a.png", "min_pixels": 784, "max_pixels": 7840.0}
     assert images_of(parse(user([part])).messages) == [ImagePart("/data/geo/a.png", min_pixels=784, max_pixels=7840)]
@@ -194,9 +186,7 @@ def test_pixel_bounds_are_kept_per_image():
             {"min_pixels": 0},
             'message 1 of "messages", part 1 has min_pixels 0; it must be a whole number of pixels, 1 or more',
         ),
-        ({"max_pixels": "784"}, "max_pixels '784'"),
         ({"max_pixels": True}, "max_pixels True"),
-        ({"max_pixels": 78.4}, "max_pixels 78.4"),
         ({"max_pixels": float("nan")}, "max_pixels nan"),
         ({"min_pixels": 785, "max_pixels": 784}, "min_pixels 785 above max_pixels 784"),
     ],
@@ -254,10 +244,8 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
     [
         ([], 'more "<video>" places in "input" than the 0 videos in the field "videos"; add the missing videos'),
         (["a.mp4", "b.mp4"], '2 videos in the field "videos" but 1 "<video>" places in "input"'),
-        ([[]], '"videos" entry 1 is not a video'),
         ([["a.png", 3]], '"videos" entry 1, frame 2 is not an image'),
         (["https://host/a.mp4"], "not a URL"),
-        ([b"raw"], "not bytes"),
     ],
 )
 def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
@@ -295,26 +283,14 @@ def test_answers_that_are_numbers_become_text(answer, text):
             'the answer "answer" is missing (found: messages); fill it in, or name another field with --data.label_key',
         ),
         ({"answer": ""}, 'the answer "answer" is empty'),
-        ({"answer": " \n"}, 'the answer "answer" is empty'),
-        ({"answer": None}, 'the answer "answer" is empty'),
         ({"answer": float("nan")}, 'the answer "answer" is empty'),
         ({"answer": True}, "must be text or a number, not bool"),
-        ({"answer": ["1"]}, "must be text or a number, not list"),
     ],
 )
 def test_a_missing_or_unusable_answer_is_an_error(fields, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
         parse({"messages": [{"role": "user", "content": "Hi"}], **fields})
     assert sentence in str(raised.value)
-
-
-def test_an_empty_system_turn_is_kept_because_it_switches_off_a_default_one():
-    turns = [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]
-    assert parse({"messages": turns, "answer": "4"}).messages[0] == message("system", "")
-
-
-def test_an_answer_may_be_missing_where_none_is_required():
-    assert parse({"messages": [{"role": "user", "content": "Hi"}]}, answer_required=False).answer == ""
 
 
 @pytest.mark.parametrize(
@@ -324,15 +300,10 @@ def test_an_answer_may_be_missing_where_none_is_required():
         ({"message": "Hi", "messages": [{"role": "user", "content": "Hi"}]}, 'both "message" and "messages"'),
         ({"message": '[{"role": "user", "content": "Hi"}'}, 'the messages in "message" are not valid JSON: Expecting'),
         ({"message": '{"role": "user", "content": "Hi"}'}, "must be a list with at least one message"),
-        ({"messages": []}, 'the field "messages" is empty; fill it in'),
         ({"messages": ["Hi"]}, 'message 1 of "messages" must be an object with "role" and "content", not str'),
         (
             {"messages": [{"role": "human", "content": "Hi"}]},
             "message 1 of \"messages\" has the role 'human'; known roles are system",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": "Look.", "tool_calls": [{"id": "1"}]}]},
-            'message 1 of "messages" (assistant) has "tool_calls", which is not read',
         ),
         ({"messages": [{"role": "user", "content": None}]}, 'message 1 of "messages" (user) needs a "content"'),
         ({"messages": [{"role": "user", "content": " "}]}, 'message 1 of "messages" (user) is empty'),
@@ -340,19 +311,12 @@ def test_an_answer_may_be_missing_where_none_is_required():
             json.loads('{"messages": [{"role": "user", "content": "A \\ud83d?"}]}'),
             'message 1 of "messages" (user) holds half of a character',
         ),
-        ({"messages": [{"role": "user", "content": []}]}, 'message 1 of "messages" (user) is empty'),
-        (
-            {"messages": [{"role": "user", "content": ["Hi"]}]},
-            'message 1 of "messages", part 1 must be an object with a "type"',
-        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}]}]},
             "the type 'audio'; known types are text, image, image_url, video, video_url",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 'type "text" but no "text" string'),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0 images in the field"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": 3}]}]}, "part 1 is not an image"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "than the 0 images in"),
     ],
 )
 def test_a_record_that_breaks_the_schema_is_an_error_with_its_place(record, sentence):
@@ -402,16 +366,6 @@ def test_json_form_keeps_paths_and_describes_other_images(tmp_path):
     assert to_json((Message(role="user", parts=(TextPart("Hi"),)),)) == '[{"role":"user","content":"Hi"}]'
 
 
-def test_a_row_survives_pickling():
-    image = Image.new("RGB", (2, 1), (1, 2, 3))
-    row = parse(
-        user([*CONTENT, {"type": "image", "image": image}, {"type": "image", "image": b"raw", "max_pixels": 9}])
-    )
-    copied = pickle.loads(pickle.dumps(row))
-    assert copied == row
-    assert images_of(copied.messages)[1].source.getpixel((1, 0)) == (1, 2, 3)
-
-
 def test_relative_paths_are_absolute_even_where_the_row_file_was_named_relatively(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = parse_row(user([{"type": "image", "image": "a.png"}]), location="x", base_dir=Path("rows"))
@@ -431,7 +385,6 @@ def read_back(messages):
         (ImagePart("/a/b.png", max_pixels=784), TextPart("What?")),
         (ImagePart("https://example.com/a.png"), ImagePart("data:image/png;base64,AAAA"), TextPart("<video>")),
         (VideoPart("/a/b.mp4", fps=2.0, max_frames=8), TextPart("What?")),
-        (VideoPart(("/a/1.png", "/a/2.png"), min_pixels=56), TextPart("What?")),
     ],
 )
 def test_what_is_text_already_comes_back_as_it_was(parts):

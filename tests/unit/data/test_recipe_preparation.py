@@ -164,7 +164,6 @@ def test_a_complete_folder_is_left_as_it_is_and_tells_its_rows_again(tmp_path):
     [
         ({"made": recipe(prompt="{question}!")}, "another version of the recipe own; name another"),
         ({"max_rows": 2}, "another max_rows (None, now 2); name another"),
-        ({"made": recipe(name="other")}, "another recipe (own, now other); name another"),
     ],
 )
 def test_a_folder_of_another_job_is_not_taken(change, said, tmp_path):
@@ -175,17 +174,6 @@ def test_a_folder_of_another_job_is_not_taken(change, said, tmp_path):
     assert said in str(refused.value)
     made = prepared(copy, tmp_path / "out", overwrite=True, **change)
     assert made.manifest.kept == (1 if "max_rows" in change else 5)
-
-
-def test_what_is_no_row_folder_is_never_replaced(tmp_path):
-    copy = zipped(tmp_path / "copy")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="mine is not empty; name another folder or add --overwrite"):
-        prepared(copy, tmp_path / "mine")
-    with pytest.raises(UserError, match="mine holds thesis.tex, which is not part of a row folder"):
-        prepared(copy, tmp_path / "mine", overwrite=True)
-    assert not list(tmp_path.glob(".*"))
 
 
 def test_rows_that_cannot_be_used_are_told_by_file_and_line(tmp_path):
@@ -217,21 +205,6 @@ def test_an_image_that_may_be_one_of_two_files_is_not_guessed(tmp_path):
         prepared(copy, tmp_path / "out", max_rows=1)
 
 
-def test_archives_of_one_name_in_two_folders_are_unpacked_apart(tmp_path):
-    copy = tmp_path / "copy"
-    for number, part in enumerate(("train", "test")):
-        (copy / part).mkdir(parents=True)
-        (copy / f"{number}.png").write_bytes(png(size=(8 + number, 8)))
-        with tarfile.open(copy / part / "images.tar.gz", "w:gz") as archive:
-            archive.add(copy / f"{number}.png", arcname=f"{part}/{number}.png")
-        (copy / f"{number}.png").unlink()
-    rows = [{"question": "q", "answer": "1", "image": f"{part}.png"} for part in ("train/0", "test/1")]
-    (copy / "rows.json").write_text(json.dumps(rows))
-    assert prepared(copy, tmp_path / "out").manifest.kept == 2
-    found = [images_of(row.messages)[0] for row in read_row_file(str(tmp_path / "out")).rows.values()]
-    assert [Path(image.source).read_bytes() for image in found] == [png(size=(8, 8)), png(size=(9, 8))]
-
-
 def test_a_full_disk_ends_the_job_and_blames_no_row(tmp_path, monkeypatch):
     copy = zipped(tmp_path / "copy")
     monkeypatch.setattr(preparation, "append_json_lines", full_disk)
@@ -257,10 +230,6 @@ def full_disk(*_: object, **__: object) -> None:
         (
             lambda path: zipfile.ZipFile(path.with_suffix(".zip"), "w").close(),
             "copy.zip: an archive alone has no rows",
-        ),
-        (
-            lambda path: path.with_suffix(".txt").write_text("x"),
-            "copy.txt: unknown kind of row file; known kinds are .jsonl",
         ),
     ],
 )
