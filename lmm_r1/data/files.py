@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from PIL import Image
 
 from lmm_r1 import hub
 from lmm_r1.data.arrow import BATCH_ROWS, arrow_records, batch_records, parquet_records
 from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
-from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFields, RowFormat, Unreadable
+from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFormat, Unreadable
 from lmm_r1.data.media_access import hub_folder
-from lmm_r1.data.messages import BadRows, Row, SkippedRow, as_prompt
+from lmm_r1.data.messages import BadRows, PreferenceRow, Row, SkippedRow, as_prompt
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, lock_of, locked, writing
@@ -82,28 +82,35 @@ def is_read_directly(path: str) -> bool:
     return _row_file(path) is not None or (path.startswith(_LOCAL) and not Path(path).exists())
 
 
+RowT = TypeVar("RowT", bound=Row | PreferenceRow)
+
+
 @dataclass(frozen=True, kw_only=True)
-class RowFile:
+class RowFile(Generic[RowT]):
     """The rows of one file, and the format that was detected."""
 
     path: str
-    row_format: RowFormat[RowFields]
-    rows: dict[int, Row]
+    row_format: RowFormat[Any]
+    rows: dict[int, RowT]
     """By their index in the file."""
     skipped: list[SkippedRow]
     """The invalid records, if these are left out."""
+    kind: str = ""
+    """Of other rows than prompts: ` of the kind preference`."""
 
     @property
     def summary(self) -> str:
         """One line for the user: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
-        found = f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
-        prefilled = sum(bool(row.prefill) for row in self.rows.values())
-        return f"{found}; {prefilled} of them begin the response (prefill)" if prefilled else found
+        named = f"{self.row_format.name} ({self.row_format.source})"
+        prefilled = sum(isinstance(row, Row) and bool(row.prefill) for row in self.rows.values())
+        begun = f"; {prefilled} of them begin the response (prefill)" if prefilled else ""
+        return f"{self.path}: {len(self.rows)} rows{self.kind} in the format {named}{begun}"
 
     @property
     def summary_as_prompts(self) -> str:
         """The summary for a command that samples responses; says which worked answers the model does not see."""
-        worked = sum(row.response is not None and not row.prefill for row in self.rows.values())
+        rows = (row for row in self.rows.values() if isinstance(row, Row))
+        worked = sum(row.response is not None and not row.prefill for row in rows)
         if not worked:
             return self.summary
         return f"{self.summary}; the worked answers of {worked} are not part of the prompts"
@@ -119,7 +126,7 @@ def read_row_file(
     check: Callable[[Row], Row | None] | None = None,
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
-) -> RowFile:
+) -> RowFile[Row]:
     """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:

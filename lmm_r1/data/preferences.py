@@ -6,11 +6,10 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.files import first_columns, found_records
+from lmm_r1.data.files import RowFile, first_columns, found_records
 from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.chats import chat_message
 from lmm_r1.data.formats.row_format import Column, Columns, PairFields, Record, RowFormat, is_empty, text_of_number
@@ -21,7 +20,6 @@ from lmm_r1.data.messages import (
     ImagePart,
     Message,
     PreferenceRow,
-    SkippedRow,
     TextPart,
     VideoPart,
     images_of,
@@ -120,24 +118,6 @@ def _essence(messages: Sequence[Message]) -> list[object]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairFile:
-    """The rows of one file, and the format that was detected."""
-
-    path: str
-    row_format: RowFormat[PairFields]
-    rows: dict[int, PreferenceRow]
-    """By their index in the file."""
-    skipped: list[SkippedRow]
-    """The invalid records, if these are left out."""
-
-    @property
-    def summary(self) -> str:
-        """One line for the user: `rows.jsonl: 6 rows of the kind preference in the format rlhf_v (RLHF-V)`."""
-        named = f"{self.row_format.name} ({self.row_format.source})"
-        return f"{self.path}: {len(self.rows)} rows of the kind preference in the format {named}"
-
-
 def read_pairs(
     path: str,
     *,
@@ -147,7 +127,7 @@ def read_pairs(
     check: Callable[[PreferenceRow], PreferenceRow] | None = None,
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
-) -> PairFile:
+) -> RowFile[PreferenceRow]:
     """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
@@ -166,7 +146,8 @@ def read_pairs(
         return row if check is None else check(row)
 
     rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
-    return PairFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
+    kind = " of the kind preference"
+    return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped, kind=kind)
 
 
 def read_pair(

@@ -21,7 +21,6 @@ from lmm_r1.config import DPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.config.run_rows import read_judged
 from lmm_r1.data.files import RowFile
 from lmm_r1.data.messages import BadRows, PreferenceRow
-from lmm_r1.data.preferences import PairFile
 from lmm_r1.data.training_rows import KeptRows, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
@@ -74,7 +73,7 @@ def judged_rows(
     return kept(read_judged(config, path, split=split, check=check))
 
 
-def kept(file: RowFile | PairFile) -> KeptRows[Any]:
+def kept(file: RowFile[Any]) -> KeptRows[Any]:
     """Return the rows of a file, and print its summary."""
     say(with_left_out(file.summary, file.skipped))
     return KeptRows.of(file.path, file.rows, file.skipped)

@@ -110,17 +110,6 @@ def test_parquet_images_stay_encoded_and_are_read_with_their_rows(tmp_path):
     assert second.location == f"{tmp_path / 'rows.parquet'} row 2"
 
 
-def test_messages_of_mixed_rows_survive_parquet(tmp_path):
-    image = {"type": "image", "image": "a.png", "max_pixels": 784}
-    text = {"type": "text", "text": "Which?"}
-    turns = [[{"role": "user", "content": [image, text]}], [{"role": "user", "content": [text]}]]
-    datasets.Dataset.from_dict({"messages": turns, "answer": ["A", "B"]}).to_parquet(tmp_path / "rows.parquet")
-    (tmp_path / "a.png").write_bytes(png("red"))
-    first, second = load_rows(str(tmp_path / "rows.parquet"))
-    assert first.messages[0].parts == (ImagePart(str(tmp_path / "a.png"), max_pixels=784), TextPart("Which?"))
-    assert second.messages[0].parts == (TextPart("Which?"),)
-
-
 def test_saved_datasets_are_read_with_and_without_splits(tmp_path):
     dataset = datasets.Dataset.from_list(ROWS)
     dataset.save_to_disk(tmp_path / "flat")

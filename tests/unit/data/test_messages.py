@@ -325,22 +325,6 @@ def test_a_record_that_breaks_the_schema_is_an_error_with_its_place(record, sent
     assert sentence in str(raised.value)
 
 
-def test_chat_form_keeps_a_lone_text_as_a_string():
-    row = parse(
-        {
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": "Think."}]},
-                {"role": "user", "content": CONTENT},
-            ],
-            "answer": "4",
-        }
-    )
-    assert to_chat(row.messages) == [
-        {"role": "system", "content": "Think."},
-        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Find x."}]},
-    ]
-
-
 def test_json_form_keeps_paths_and_describes_other_images(tmp_path):
     Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
     data = (tmp_path / "a.png").read_bytes()
