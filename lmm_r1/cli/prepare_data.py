@@ -16,7 +16,7 @@ from lmm_r1.config.shared import check_least
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
-    from lmm_r1.data.recipes.preparation import Counts, Manifest
+    from lmm_r1.data.recipes.preparation import RecipeCounts, Manifest
     from lmm_r1.data.recipes.recipe import Recipe
 
 PROG = "lmm-r1 prepare_data"
@@ -72,7 +72,7 @@ def run(config: PrepareDataConfig) -> None:
         _say(f"recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}")
     shown = time.perf_counter()
 
-    def show(counts: Counts) -> None:
+    def show(counts: RecipeCounts) -> None:
         nonlocal shown
         if time.perf_counter() - shown >= LINE_SECONDS:
             shown = time.perf_counter()

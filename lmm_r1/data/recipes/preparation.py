@@ -85,7 +85,7 @@ class Prepared:
 
 
 @dataclass(kw_only=True)
-class Counts:
+class RecipeCounts:
     """How far a job is."""
 
     filtered: dict[str, int]
@@ -104,7 +104,7 @@ class Preparation:
     """A local copy; None downloads the dataset from the hub."""
     max_rows: int | None = None
     """The number of matching rows to take, from the start; None takes all."""
-    show: Callable[[Counts], None] = lambda _: None
+    show: Callable[[RecipeCounts], None] = lambda _: None
     """Called after each record."""
 
     def run(self, *, overwrite: bool = False) -> Prepared:
@@ -184,9 +184,9 @@ class Preparation:
                 "consent needs `hf auth login` first), and give that folder here with --source FOLDER"
             ) from error
 
-    def _write(self, source: SourceFiles, *, folder: Path, finder: MediaFiles) -> Counts:
+    def _write(self, source: SourceFiles, *, folder: Path, finder: MediaFiles) -> RecipeCounts:
         recipe = self.recipe
-        counts = Counts(filtered=dict.fromkeys(recipe.where, 0))
+        counts = RecipeCounts(filtered=dict.fromkeys(recipe.where, 0))
         names: dict[str, str] = {}
         for index, record in enumerate(source.records(split=recipe.source.split)):
             if self.max_rows is not None and counts.kept + len(counts.left_out) >= self.max_rows:

@@ -7,7 +7,7 @@ import os
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
 
 from lmm_r1 import hub
@@ -161,19 +161,13 @@ def hub_files(recipe: Recipe) -> SourceFiles:
     folder = hub.dataset_folder(
         source.dataset, patterns=[*source.row_patterns, *source.media], revision=source.revision
     )
-    names = _names(folder)
-    rows = _matching(names, source.row_patterns)
-    if not rows:
+    found = _found(recipe, folder)
+    if not found.rows:
         raise UserError(
             f"{source.dataset}: the dataset on the hub has no files {' or '.join(source.row_patterns)}; its layout has "
             "changed since the recipe was written"
         )
-    return SourceFiles(
-        folder=folder,
-        rows=tuple(folder / name for name in rows),
-        media=_media(recipe, folder, names),
-        revision=folder.name,
-    )
+    return replace(found, revision=folder.name)
 
 
 def local_files(recipe: Recipe, path: Path) -> SourceFiles:
@@ -191,26 +185,35 @@ def local_files(recipe: Recipe, path: Path) -> SourceFiles:
             )
         if path.suffix.lower() not in ROW_SUFFIXES:
             raise UserError(f"{path}: unknown kind of row file; known kinds are {', '.join(ROW_SUFFIXES)}")
-        return SourceFiles(
-            folder=path.parent, rows=(path,), media=_media(recipe, path.parent, _names(path.parent)), revision=None
-        )
+        return replace(_found(recipe, path.parent), rows=(path,))
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; check the path")
+    found = _found(recipe, path)
+    if found.rows:
+        return found
     names = _names(path)
-    rows = _matching(names, recipe.source.row_patterns) or _matching_anywhere(names, recipe.source.row_patterns)
-    media = _media(recipe, path, names)
-    if rows:
-        return SourceFiles(folder=path, rows=tuple(path / name for name in rows), media=media, revision=None)
     alone = [name for name in names if name.lower().endswith(ROW_SUFFIXES)]
     if len(alone) == 1:
-        return SourceFiles(folder=path, rows=(path / alone[0],), media=media, revision=None)
+        return replace(found, rows=(path / alone[0],))
     whole = {ROWS_FILE, "state.json", "dataset_dict.json"} & set(names)
     if not whole and not any(name.endswith((".parquet", ".arrow")) for name in alone):
         raise UserError(
             f"{path}: no files {' or '.join(recipe.source.row_patterns)}, and {len(alone)} files that may hold rows; "
             "give the row file itself"
         )
-    return SourceFiles(folder=path, rows=(path,), media=media, revision=None)
+    return replace(found, rows=(path,))
+
+
+def _found(recipe: Recipe, folder: Path) -> SourceFiles:
+    """Return the files of a folder that the recipe names, and loose images if it has media."""
+    names, media = _names(folder), recipe.source.media
+    loose = [name for name in names if media and name.lower().endswith(_IMAGE_SUFFIXES)]
+    return SourceFiles(
+        folder=folder,
+        rows=tuple(folder / name for name in _matching(names, recipe.source.row_patterns)),
+        media=tuple(folder / name for name in dict.fromkeys([*_matching(names, media), *loose])),
+        revision=None,
+    )
 
 
 def _names(folder: Path) -> list[str]:
@@ -223,20 +226,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    fitting = [name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
-    return list(dict.fromkeys(fitting))
-
-
-def _matching_anywhere(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the same for a copy in a deeper folder, or with all files in one folder."""
+    """Return the names that fit, else those of a copy in a deeper folder, or with all files in one folder."""
     anywhere = [f"*/{pattern}" for pattern in patterns]
-    return _matching(names, anywhere) or _matching(names, [pattern.rpartition("/")[2] for pattern in patterns])
-
-
-def _media(recipe: Recipe, folder: Path, names: Sequence[str]) -> tuple[Path, ...]:
-    """Return archives and images: those that the recipe names, and unpacked ones of a local copy."""
-    if not recipe.source.media:
-        return ()
-    named = _matching(names, recipe.source.media) or _matching_anywhere(names, recipe.source.media)
-    loose = [name for name in names if name.lower().endswith(_IMAGE_SUFFIXES)]
-    return tuple(folder / name for name in dict.fromkeys([*named, *loose]))
+    for known in (patterns, anywhere, [pattern.rpartition("/")[2] for pattern in patterns]):
+        if fitting := [name for pattern in known for name in names if fnmatch.fnmatchcase(name, pattern)]:
+            return list(dict.fromkeys(fitting))
+    return []
