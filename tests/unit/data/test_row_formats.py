@@ -57,12 +57,6 @@ def test_the_gold_of_r1_v_is_what_its_tags_hold(solution, answer):
     assert row.answer == answer
 
 
-def test_a_thought_without_a_solution_is_no_response():
-    record = {"problem": "2+1?", "thinking": "Add.", "solution": None}
-    columns = {"row_format": FORMATS["r1_v"], "location": "rows line 3", "base_dir": Path("/data")}
-    assert RowReading().row(record, answer_required=False, **columns).response is None
-
-
 def test_an_image_of_r1_v_that_has_its_place_stays_there():
     row = row_of({"image": "a.png", "problem": "See <image> here.", "solution": "3"}, "r1_v")
     assert row.messages[0].parts == (TextPart("See"), ImagePart("/data/a.png"), TextPart("here."))
@@ -117,11 +111,6 @@ def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sen
         row_of(record, name)
     assert str(raised.value).startswith("rows line 3: ")
     assert sentence in str(raised.value)
-
-
-def test_columns_that_say_the_same_twice_are_one():
-    row = row_of({"prompt": "a", "question": "a", "response": "b", "image": "", "images": []}, "pairs")
-    assert (row.messages[0].parts, row.response.parts) == ((TextPart("a"),), (TextPart("b"),))
 
 
 def test_a_conversation_that_repeats_the_prompt_with_a_response_is_no_second_prompt():

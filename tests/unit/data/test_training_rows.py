@@ -20,10 +20,6 @@ def answers(blended):
     return [row.answer for row in blended]
 
 
-def test_without_probabilities_the_lists_follow_each_other():
-    assert answers(blend([rows("a", 2), rows("b", 1)], None, seed=0)) == ["a0", "a1", "b0"]
-
-
 @pytest.mark.parametrize("seed", [0, 1, 42])
 def test_the_order_is_that_of_hugging_face_interleaving(seed):
     lists = [rows("a", 20), rows("b", 60), rows("c", 40)]
@@ -34,10 +30,6 @@ def test_the_order_is_that_of_hugging_face_interleaving(seed):
         stopping_strategy="first_exhausted",
     )
     assert answers(blend(lists, [0.2, 0.5, 0.3], seed=seed)) == theirs["answer"][:]
-
-
-def test_probabilities_rounded_by_hand_are_taken():
-    assert blend([rows("a", 2)] * 3, [0.33333, 0.33333, 0.33333], seed=0)
 
 
 def test_a_spec_is_split_at_commas():

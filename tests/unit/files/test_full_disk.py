@@ -77,13 +77,6 @@ def test_what_may_not_be_opened_is_named_and_nothing_is_said_of_what_has_no_name
     assert sentence_of(PermissionError(errno.EPERM, "kill")) is None
 
 
-def test_no_folder_for_temporary_files_is_told():
-    error = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
-    assert sentence_of(error) == (
-        "temporary files: cannot be written in '/tmp', '/var/tmp'; free space there, or set TMPDIR to another folder"
-    )
-
-
 @pytest.mark.parametrize(
     "error", [ValueError("No space left on device"), FileNotFoundError(2, "no", "x"), OSError("?")]
 )
