@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from lmm_r1.config.file_commands import CheckDataConfig, Kind
 from lmm_r1.config.run_rows import row_reading
-from lmm_r1.data.files import read_row_file
+from lmm_r1.data.files import RowFile, read_row_file
 from lmm_r1.data.known_keys import Overlooked
-from lmm_r1.data.messages import Row, SkippedRow
+from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import holds_pairs, read_pairs
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data_check.contents import (
@@ -19,10 +20,10 @@ from lmm_r1.data_check.contents import (
     KINDS,
     Distribution,
     Finding,
+    JudgedView,
     Repeats,
     answer_findings,
     contents,
-    counts,
     image_count,
     is_conversation,
     prompts_of,
@@ -71,14 +72,15 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     reading = row_reading(config)
     names = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key)
     overlooked = Overlooked()
-    file = _read(config, config.file, replace(reading, names=names, overlooked=overlooked), kind=config.kind)
-    if file.kind != "prompts" and config.reward != CheckDataConfig.reward:
+    kind, file, rows = _read(
+        config, config.file, replace(reading, names=names, overlooked=overlooked), kind=config.kind
+    )
+    if kind != "prompts" and config.reward != CheckDataConfig.reward:
         raise UserError(
-            f"--reward {' '.join(config.reward)}: {config.file} holds rows of the kind {file.kind}, which have no answers "
+            f"--reward {' '.join(config.reward)}: {config.file} holds rows of the kind {kind}, which have no answers "
             "to judge; leave it out, or name their kind with --kind prompts"
         )
-    rows = file.rows
-    others = [prompts_of(_read(config, path, reading, kind=None).rows) for path in config.against]
+    others = [prompts_of(_read(config, path, reading, kind=None)[2]) for path in config.against]
     findings = []
     for skipped in file.skipped:
         location, what = skipped.finding
@@ -95,7 +97,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
             Distribution.of("pixels per image", [width * height for width, height in sizes]),
             Distribution.of("longer side over shorter", [max(size) / min(size) for size in sizes]),
         ]
-    if file.kind == "prompts":
+    if kind == "prompts":
         found, told = refusals(readable)
         findings, notes = findings + found, notes + told
     if config.model is None:
@@ -104,13 +106,15 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         of_lengths, found, note = _lengths(config, readable, progress=progress)
         distributions += of_lengths
         findings, notes = findings + found, notes + note
-    if file.kind == "prompts":
+    if kind == "prompts":
         found, told = _rewarded(config, readable, judges, progress=progress)
         findings, notes = findings + found, notes + told
+    margins = [row.judged.margin for row in rows.values() if isinstance(row, JudgedView)]
+    counts = {"pairs": len(margins), "pairs with a margin": len(margins) - margins.count(None)} if margins else {}
     return CheckedData(
         source=config.file,
-        kind=file.kind,
-        counts=file.counts,
+        kind=kind,
+        counts=counts,
         rows=len(rows) + len(file.skipped),
         usable=len(rows),
         conversations=sum(row.response is not None or is_conversation(row) for row in rows.values()),
@@ -163,28 +167,19 @@ def _rewarded(
     return findings, notes
 
 
-@dataclass(frozen=True, kw_only=True)
-class _File:
-    rows: dict[int, Row]
-    skipped: Sequence[SkippedRow]
-    kind: Kind
-    counts: Mapping[str, int]
-    summary: str
-
-
-def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind | None) -> _File:
-    """Return the rows of a file, including the skipped ones; None detects the kind from the columns."""
+def _read(
+    config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind | None
+) -> tuple[Kind, RowFile[Any], dict[int, Row]]:
+    """Return a file's kind, which None detects from the columns, the file, and its rows as the checks read them."""
     if kind is None:
         kind = "preference" if holds_pairs(path, split=config.split, reading=reading) else "prompts"
     if kind == "prompts":
         file = read_row_file(
             path, split=config.split, max_rows=config.max_rows, reading=reading, answer_required=False, bad_rows="skip"
         )
-        return _File(rows=file.rows, skipped=file.skipped, kind=kind, counts={}, summary=file.summary)
+        return kind, file, file.rows
     found = read_pairs(path, split=config.split, max_rows=config.max_rows, reading=reading, bad_rows="skip")
-    return _File(
-        rows=views(found.rows), skipped=found.skipped, kind=kind, counts=counts(found.rows), summary=found.summary
-    )
+    return kind, found, views(found.rows)
 
 
 def _lengths(

@@ -142,11 +142,6 @@ def views(rows: Mapping[int, PreferenceRow]) -> dict[int, Row]:
     }
 
 
-def counts(rows: Mapping[int, PreferenceRow]) -> dict[str, int]:
-    """Return the numbers that a training on such rows depends on."""
-    return {"pairs": len(rows), "pairs with a margin": sum(row.margin is not None for row in rows.values())}
-
-
 # The number of rows whose images are in memory at a time, in all threads together.
 _AT_A_TIME = 64
 
