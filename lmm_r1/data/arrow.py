@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -109,9 +110,11 @@ def _kept(
     copy = Path(datasets.config.HF_DATASETS_CACHE) / COPIES_FOLDER / f"{'-'.join(digests)}.arrow"
     if not copy.exists():
         held: list[pyarrow.RecordBatch] = []
+        size = 0
         for batch in batches:
             held.append(batch)
-            if sum(batch.nbytes for batch in held) > HELD_BYTES:
+            size += batch.nbytes
+            if size > HELD_BYTES:
                 _write_copy(chain(held, batches), schema=schema, file=file, copy=copy)
                 break
         else:
@@ -123,12 +126,12 @@ def _kept(
 
 def _write_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, file: Path, copy: Path) -> None:
     """Write the copy, and delete those of earlier versions of the file; processes that have mapped one keep it."""
-    import filelock
     import pyarrow
 
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(copy.with_suffix(".lock")):
+        with copy.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if copy.exists():
                 return
             logger.warning("%s: copied once to %s, because single images cannot be read from it", file, copy)
@@ -143,9 +146,8 @@ def _write_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schem
                 partial.rename(copy)
             finally:
                 partial.unlink(missing_ok=True)
-    # filelock raises NotImplementedError for file systems without locks.
-    except (OSError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno is None:
+    except OSError as error:
+        if error.errno is None:
             # Not an error of the system: the batches cannot be decoded.
             raise
         raise UserError(
