@@ -148,13 +148,6 @@ def findings(file: str, model: Path | str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("form", [as_it_is, as_pair])
-def test_check_data_finds_what_a_training_refuses(form, model, work):
-    write_rows(work, *map(form, read("F05_extreme_aspect_sft.jsonl")))
-    ((index, what),) = findings("rows.jsonl", model)
-    assert (index, what.startswith(REFUSED_IMAGE)) == (6, True)
-
-
-@pytest.mark.parametrize("form", [as_it_is, as_pair])
 def test_check_data_tells_turns_apart_as_a_training_does(form, model, work):
     shutil.copytree(model, "rewriting")
     for file in Path("rewriting").glob("*chat_template*"):
