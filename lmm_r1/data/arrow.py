@@ -96,44 +96,45 @@ def _kept(
     Raises:
         UserError: the copy cannot be written.
     """
-    import datasets
     import pyarrow
 
     batches = _limited(batches, file=file)
     if not any(_holds_binary(field.type) for field in schema):
         yield from batches
         return
-    found = file.stat()
-    # Another content of the file has another copy.
-    parts = (os.path.realpath(file), f"{found.st_size} {found.st_mtime_ns}")
-    digests = [hashlib.sha256(part.encode(errors="surrogateescape")).hexdigest()[:16] for part in parts]
-    copy = Path(datasets.config.HF_DATASETS_CACHE) / COPIES_FOLDER / f"{'-'.join(digests)}.arrow"
-    if not copy.exists():
-        held: list[pyarrow.RecordBatch] = []
-        size = 0
-        for batch in batches:
-            held.append(batch)
-            size += batch.nbytes
-            if size > HELD_BYTES:
-                _write_copy(chain(held, batches), schema=schema, file=file, copy=copy)
-                break
-        else:
-            yield from held
-            return
-    with pyarrow.memory_map(str(copy)) as source:
+    held: list[pyarrow.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size > HELD_BYTES:
+            break
+    else:
+        yield from held
+        return
+    with pyarrow.memory_map(str(_copy(chain(held, batches), schema=schema, file=file))) as source:
         yield from pyarrow.ipc.open_stream(source)
 
 
-def _write_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, file: Path, copy: Path) -> None:
-    """Write the copy, and delete those of earlier versions of the file; processes that have mapped one keep it."""
+def _copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, file: Path) -> Path:
+    """Return an uncompressed copy of a file's batches, written unless it is there.
+
+    Copies of earlier versions of the file are deleted; processes that have mapped one keep it.
+    """
+    import datasets
     import pyarrow
 
+    found = file.stat()
+    parts = (os.path.realpath(file), f"{found.st_size} {found.st_mtime_ns}")
+    digests = [hashlib.sha256(part.encode(errors="surrogateescape")).hexdigest()[:16] for part in parts]
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / COPIES_FOLDER
+    copy = folder / f"{'-'.join(digests)}.arrow"
     try:
-        copy.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with copy.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if copy.exists():
-                return
+                return copy
             logger.warning("%s: copied once to %s, because single images cannot be read from it", file, copy)
             # Only the process that holds the lock writes this file, so leftovers of a killed process are overwritten.
             partial = copy.with_suffix(".partial")
@@ -141,7 +142,7 @@ def _write_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schem
                 with pyarrow.OSFile(str(partial), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
                     for batch in batches:
                         writer.write_batch(batch)
-                for earlier in copy.parent.glob(f"{copy.name.partition('-')[0]}-*.arrow"):
+                for earlier in folder.glob(f"{digests[0]}-*.arrow"):
                     earlier.unlink(missing_ok=True)
                 partial.rename(copy)
             finally:
@@ -151,9 +152,10 @@ def _write_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schem
             # Not an error of the system: the batches cannot be decoded.
             raise
         raise UserError(
-            f"{file}: its images are read from an uncompressed copy, which cannot be written to {copy.parent} "
+            f"{file}: its images are read from an uncompressed copy, which cannot be written to {folder} "
             f"({error}); free space there, or set the environment variable HF_DATASETS_CACHE to another folder"
         ) from error
+    return copy
 
 
 def _limited(batches: Iterable[pyarrow.RecordBatch], *, file: Path) -> Iterator[pyarrow.RecordBatch]:
