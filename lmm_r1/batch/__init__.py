@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,8 @@ class RowLog:
         self.settings_path = path.parent / f"{path.name}.settings.json"
         self.last: Mapping[str, Any] | None = None
         """The last finished row of an earlier session."""
-        self._begin: Callable[[], None] | None = None
+        self._begin: Mapping[str, Any] | None = None
+        """The settings of a file that is written anew, until its first row."""
 
     def open(self, settings: Mapping[str, Any], *, overwrite: bool, flag: str) -> int:
         """Return the index of the first row that is not written yet; writes nothing before the first row.
@@ -62,13 +62,21 @@ class RowLog:
         if self.path.is_dir():
             raise UserError(f"{flag} {self.path} is a folder; name a file")
         if overwrite or not (self.path.exists() or self.settings_path.exists()):
-            self._begin = partial(self._begin_anew, settings)
+            self._begin = settings
             return 0
         if not self.settings_path.exists():
             raise UserError(
                 f"{flag} {self.path} exists and was not begun by this command; choose another file or add --overwrite"
             )
-        self._check_settings(settings, flag=flag)
+        known = read_json_object(self.settings_path)
+        # JSON turns tuples into lists.
+        wanted = json.loads(json.dumps(settings))
+        if different := [name for name in {**wanted, **known} if known.get(name) != wanted.get(name)]:
+            name = different[0]
+            raise UserError(
+                f"{flag} {self.path} was begun with another --{name} ({known.get(name)}, now {wanted.get(name)}); "
+                "choose another file or add --overwrite"
+            )
         self.last = _last_record(self.path)
         ends = [line[INDEX] for line in (self.last, _last_record(self.skipped_path)) if line is not None]
         return max(ends, default=-1) + 1
@@ -89,14 +97,11 @@ class RowLog:
         """Return the rows that were left out."""
         return read_skipped(self.skipped_path)
 
-    def _begin_anew(self, settings: Mapping[str, Any]) -> None:
-        for file in (self.path, self.skipped_path):
-            file.unlink(missing_ok=True)
-        write_json_object(self.settings_path, settings)
-
     def _append(self, path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         if self._begin is not None:
-            self._begin()
+            for file in (self.path, self.skipped_path):
+                file.unlink(missing_ok=True)
+            write_json_object(self.settings_path, self._begin)
             self._begin = None
         try:
             append_json_lines(path, records, readable=True)
@@ -105,18 +110,6 @@ class RowLog:
                 f"{path}: cannot be written ({error.strerror}); it holds all rows that were finished. Free space and "
                 "repeat the command, which resumes the job"
             ) from error
-
-    def _check_settings(self, settings: Mapping[str, Any], *, flag: str) -> None:
-        known = read_json_object(self.settings_path)
-        # JSON turns tuples into lists.
-        wanted = json.loads(json.dumps(settings))
-        different = [name for name in {**wanted, **known} if known.get(name) != wanted.get(name)]
-        if different:
-            name = different[0]
-            raise UserError(
-                f"{flag} {self.path} was begun with another --{name} ({known.get(name)}, now {wanted.get(name)}); "
-                "choose another file or add --overwrite"
-            )
 
 
 def _last_record(path: Path) -> Mapping[str, Any] | None:
@@ -165,20 +158,16 @@ def run_job(
     pictures = PictureFolder.next_to(log.path)
     kept = (outcome.with_images(pictures.kept) for outcome in outcomes)
     for outcome in in_order(kept, order=order):
-        record = None
-        reason = outcome.reason
-        if reason is None:
+        try:
+            if outcome.reason is not None:
+                raise UserError(outcome.reason)
             assert outcome.row is not None, "an outcome without a reason has its row"
-            try:
-                scores = None if scorer is None else scorer.score(outcome.row, outcome.completions)
-                record = record_of(outcome, scores, folder=log.path.parent)
-            except RewardFailed:
-                raise
-            except UserError as error:
-                reason = str(error)
-        if record is None:
-            assert reason is not None
-            log.append_skipped([SkippedRow(index=outcome.index, reason=reason)])
+            scores = None if scorer is None else scorer.score(outcome.row, outcome.completions)
+            record = record_of(outcome, scores, folder=log.path.parent)
+        except RewardFailed:
+            raise
+        except UserError as error:
+            log.append_skipped([SkippedRow(index=outcome.index, reason=str(error))])
             totals.skipped += 1
         else:
             log.append([record])
@@ -208,7 +197,11 @@ def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path)
     given: Sequence[Score | None] = scores or [None] * len(outcome.completions)
     responses = []
     for completion, score in zip(outcome.completions, given, strict=True):
-        response = _response(completion)
+        response: dict[str, object] = {
+            "text": completion.text,
+            "tokens": completion.num_tokens,
+            "finish_reason": completion.finish_reason,
+        }
         if completion.played is not None:
             score = with_earned(score, completion.played)
             response |= episode_fields(completion.played, folder=folder, location=outcome.row.location)
@@ -216,19 +209,13 @@ def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path)
             timed_out = {"timed_out": 1.0} if score.timed_out else {}
             response |= {"reward": score.reward, "scores": {**score.parts, **timed_out}}
         responses.append(response)
-    return {**row_fields(outcome.index, outcome.row), "responses": responses, "seconds": round(outcome.seconds, 4)}
-
-
-def row_fields(index: int, row: Row) -> dict[str, object]:
-    """Return the fields of the row itself; read with `prompt` as its messages, the record is a row again."""
+    # Read with `prompt` as its messages, the record is a row again.
     return {
-        INDEX: index,
-        "location": row.location,
-        "datasource": row.datasource,
-        "answer": row.answer,
-        "prompt": stored_messages(row.messages),
+        INDEX: outcome.index,
+        "location": outcome.row.location,
+        "datasource": outcome.row.datasource,
+        "answer": outcome.row.answer,
+        "prompt": stored_messages(outcome.row.messages),
+        "responses": responses,
+        "seconds": round(outcome.seconds, 4),
     }
-
-
-def _response(completion: Completion) -> dict[str, object]:
-    return {"text": completion.text, "tokens": completion.num_tokens, "finish_reason": completion.finish_reason}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lmm_r1.data.files import all_records
 from lmm_r1.data.formats import OWN, PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Record, RowFields, RowFormat, Unreadable
-from lmm_r1.data.messages import Message, Part, Row, SkippedRow, TextPart, demonstration, kind_of
+from lmm_r1.data.messages import Message, Part, SkippedRow, TextPart, demonstration, kind_of
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import WHOLE, Completion, EpisodeResult, Said
@@ -142,8 +142,16 @@ def _outcome(
         )
     )
     if listed is None:
-        row, text = _split(row)
-        return Outcome(index=index, row=row, completions=(_completion({"text": text}, location, count_tokens),))
+        *before, last = row.messages
+        if last.role != "assistant" or not before:
+            raise UserError(
+                f'{location}: there is nothing to score: the row has no "{RESPONSES_KEY}" and does not end with an '
+                "assistant turn after a prompt"
+            )
+        texts = [part.text for part in last.parts if isinstance(part, TextPart)]
+        if len(texts) < len(last.parts):
+            raise UserError(f"{location}: the assistant turn to score must be text")
+        row, listed = replace(row, messages=tuple(before)), [{"text": "".join(texts)}]
     if not isinstance(listed, list) or not listed:
         raise UserError(f'{location}: "{RESPONSES_KEY}" must be a list with at least one response')
     if any(isinstance(response, Mapping) and MESSAGES in response for response in listed):
@@ -152,19 +160,6 @@ def _outcome(
         )
     completions = tuple(_completion(response, location, count_tokens) for response in listed)
     return Outcome(index=index, row=row, completions=completions)
-
-
-def _split(row: Row) -> tuple[Row, str]:
-    *before, last = row.messages
-    if last.role != "assistant" or not before:
-        raise UserError(
-            f'{row.location}: there is nothing to score: the row has no "{RESPONSES_KEY}" and does not end with an '
-            "assistant turn after a prompt"
-        )
-    texts = [part.text for part in last.parts if isinstance(part, TextPart)]
-    if len(texts) < len(last.parts):
-        raise UserError(f"{row.location}: the assistant turn to score must be text")
-    return replace(row, messages=tuple(before)), "".join(texts)
 
 
 def _completion(response: Any, location: str, count_tokens: Callable[[str], int | None]) -> Completion:
@@ -207,7 +202,8 @@ def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: in
         if len(found) == max_per_prompt or response["reward"] < min_reward:
             return
         is_whole = response["finish_reason"] == "stop" and response.get(END) in (None, "over")
-        written = _written(response)
+        said = [one for one in response.get(MESSAGES, ()) if one["role"] == "assistant"]
+        written = tuple(json.dumps(one["content"]) for one in said) or (response["text"],)
         if is_whole and written not in found:
             found.add(written)
             yield _answered(record, response)
@@ -247,12 +243,6 @@ def preferred(record: Mapping[str, Any], *, min_margin: float, max_per_prompt: i
 def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the responses by falling reward; equal ones stay in the order of sampling."""
     return sorted(record["responses"], key=lambda response: -response["reward"])
-
-
-def _written(response: Mapping[str, Any]) -> tuple[str, ...]:
-    if MESSAGES not in response:
-        return (response["text"],)
-    return tuple(json.dumps(one["content"]) for one in response[MESSAGES] if one["role"] == "assistant")
 
 
 def _answered(record: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, object]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from lmm_r1.batch import INDEX, JobTotals, RowLog, run_job
@@ -141,7 +140,8 @@ def _generate(
         rows = {index: fitting.fitted(row) for index, row in rows.items()}
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
-    todo = _todo(rows, skipped, first=first)
+    everything: dict[int, Row | str] = {**rows, **{row.index: row.reason for row in skipped}}
+    todo = {index: everything[index] for index in sorted(everything) if index >= first}
     prompt = told_prompt(config.system_prompt, rows.values(), flag="--system_prompt")
     told = (read.summary_as_prompts, prompt, fitting.told(prefix="--"))
     summary = "\n".join(filter(None, told))
@@ -172,29 +172,28 @@ def _generate(
 def _score_given(
     config: BatchConfig, log: RowLog, *, scoring: _Scoring, kept: dict[str, object], progress: Progress
 ) -> tuple[_Plan, JobTotals]:
+    def tokens(text: str) -> int | None:
+        """Of a response for the reward model; unknown for a remote one."""
+        return None if checkpoint is None else len(text_ids(checkpoint.kit, checkpoint.processor, text))
+
+    remote = config.judge_is_remote
+    checkpoint = None if remote else Checkpoint(config.model, trust_remote_code=config.trust_remote_code)
     outcomes, skipped = load_responses(
         config.data,
         split=config.split,
         max_rows=config.max_rows,
         reading=row_reading(config, asked_only=True),
-        count_tokens=_token_counter(config),
+        count_tokens=tokens,
     )
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, {outcome.index: outcome.row for outcome in outcomes if outcome.row is not None})
-    todo = [outcome for outcome in [*outcomes, *map(_left_out, skipped)] if outcome.index >= first]
+    left_out = (Outcome(index=row.index, reason=row.reason) for row in skipped)
+    todo = [outcome for outcome in (*outcomes, *left_out) if outcome.index >= first]
     plan = _Plan(log=log, rows=len(outcomes) + len(skipped), order=sorted(outcome.index for outcome in todo))
     if not todo:
         return plan, JobTotals()
     with scoring as scorer:
         return plan, _run(config, plan, iter(todo), scorer=scorer, progress=progress)
-
-
-def _token_counter(config: BatchConfig) -> Callable[[str], int | None]:
-    """Return a function that counts the tokens of a response for the reward model; unknown for a remote one."""
-    if config.judge_is_remote:
-        return lambda text: None
-    checkpoint = Checkpoint(config.model, trust_remote_code=config.trust_remote_code)
-    return lambda text: len(text_ids(checkpoint.kit, checkpoint.processor, text))
 
 
 def _check_same_data(config: BatchConfig, log: RowLog, rows: Mapping[int, Row]) -> None:
@@ -216,11 +215,6 @@ def _run(
         return run_job(outcomes, order=plan.order, log=plan.log, scorer=scorer, on_progress=on_progress)
 
 
-def _todo(rows: dict[int, Row], skipped: list[SkippedRow], *, first: int) -> dict[int, Row | str]:
-    everything: dict[int, Row | str] = {**rows, **{row.index: row.reason for row in skipped}}
-    return {index: everything[index] for index in sorted(everything) if index >= first}
-
-
 def _outcomes(engine: Responder, todo: dict[int, Row | str], config: BatchConfig) -> Iterator[Outcome]:
     sampling = SamplingSettings(
         n_samples=config.n_samples,
@@ -231,19 +225,15 @@ def _outcomes(engine: Responder, todo: dict[int, Row | str], config: BatchConfig
     good: list[tuple[int, Row]] = []
     for index, item in todo.items():
         if isinstance(item, str):
-            yield _left_out(SkippedRow(index=index, reason=item))
+            yield Outcome(index=index, reason=item)
             continue
         try:
             check_asks(item)
         except UserError as error:
-            yield _left_out(SkippedRow(index=index, reason=str(error)))
+            yield Outcome(index=index, reason=str(error))
         else:
             good.append((index, item))
     yield from engine.respond(good, sampling)
-
-
-def _left_out(row: SkippedRow) -> Outcome:
-    return Outcome(index=row.index, reason=row.reason)
 
 
 def _responder(
@@ -304,7 +294,7 @@ def _scorer(config: BatchConfig, *, given: GivenFunctions | None) -> Iterator[Re
 def _select(config: BatchConfig, log: RowLog) -> int:
     assert config.select is not None, "the caller checks this"
     assert config.selected is not None, "the config check requires both or neither"
-    selected = select(
+    selected: Iterator[Mapping[str, Any]] = select(
         log.records(),
         kind=config.select,
         min_reward=config.min_reward,
@@ -312,18 +302,14 @@ def _select(config: BatchConfig, log: RowLog) -> int:
         min_margin=config.min_margin,
     )
     start, end = config.output.absolute().parent, config.selected.absolute().parent
-    rows = [_moved(row, start=start, end=end) for row in selected]
-    write_atomically(config.selected, text="".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return len(rows)
 
-
-def _moved(row: Mapping[str, Any], *, start: Path, end: Path) -> Mapping[str, Any]:
-    """Return a selected row whose relative picture paths start at its own file's folder instead of the output's."""
-
-    def path_from_there(path: str) -> str:
+    def moved(path: str) -> str:
+        """Let the relative path of a picture start at the selected file's folder instead of the output's."""
         return path if os.path.isabs(path) else os.path.relpath(start / path, end)
 
-    return {**row, MESSAGES: with_paths(row[MESSAGES], path_from_there)} if MESSAGES in row else row
+    rows = [{**row, MESSAGES: with_paths(row[MESSAGES], moved)} if MESSAGES in row else row for row in selected]
+    write_atomically(config.selected, text="".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return len(rows)
 
 
 def _check_models(config: BatchConfig, path: str) -> None:

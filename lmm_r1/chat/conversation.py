@@ -15,7 +15,7 @@ from lmm_r1 import dotted
 from lmm_r1.data.files import Record, read_records
 from lmm_r1.data.images import check_image_exists, check_video_exists
 from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
-from lmm_r1.data.row_parser import parse_row, stored_messages
+from lmm_r1.data.row_parser import ASKED_NAMES, parse_row, stored_messages
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
@@ -171,7 +171,7 @@ def save(path: Path, conversation: Conversation, *, sampling: ChatSampling, mode
 def load(path: Path) -> SavedConversation:
     """Return a saved conversation, or any row that ends with an answer; raises UserError for any other file."""
     fields, location, base_dir = _only_record(path)
-    row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False, asked_only=True)
+    row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False, names=ASKED_NAMES)
     for image in images_of(row.messages):
         check_image_exists(image, location=location)
     for video in videos_of(row.messages):

@@ -27,7 +27,7 @@ GROUPS = {
     },
     "data": {
         "check_data": "statistics of a row file and problems that training would have with it; a page with its images",
-        "prepare_data": "write rows of a public dataset by its recipe, from the hub or a local copy; resumable",
+        "prepare_data": "write rows of a public dataset by its recipe, from the hub or a local copy",
         "make_task": "write row files of a procedural task, with images",
     },
     "train": {

@@ -15,7 +15,6 @@ from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config.file_commands import CheckDataConfig, check
 from lmm_r1.data.reading import grouped
-from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
@@ -42,15 +41,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def check_data(config: CheckDataConfig) -> None:
-    """Print the findings, write the page and the JSON file."""
-    from lmm_r1.data_check.check import build_page, check_rows
+    """Print the findings, and write the JSON file."""
+    from lmm_r1.data_check.check import check_rows
 
     checked = check_rows(config, progress=_Lines())
     _print(checked)
-    write_atomically(config.html, text=build_page(checked, thumbnails=config.thumbnails))
-    print(f"page: {config.html}", flush=True)
     if config.output is not None:
-        write_json_object(config.output, _record(checked))
+        write_json_object(config.output, asdict(checked))
         print(f"findings: {config.output}", flush=True)
     if checked.findings:
         raise SystemExit(FOUND_CODE)
@@ -73,13 +70,18 @@ def _print(checked: CheckedData) -> None:
     from lmm_r1.data_check.contents import KINDS
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{checked.source}: {_what(checked)}", markup=False)
+    if checked.kind == "prompts":
+        prompts = checked.usable - checked.conversations
+        what = f"rows, of them {prompts:,} prompts and {checked.conversations:,} conversations"
+    else:
+        what = f"rows of the kind {checked.kind}: " + ", ".join(f"{n:,} {name}" for name, n in checked.counts.items())
+    console.print(f"{checked.source}: {checked.rows:,} {what}", markup=False)
     if checked.distributions:
         console.print(_distributions(checked))
     for note in checked.notes:
         console.print(note, markup=False)
     for kind, what in KINDS.items():
-        findings = checked.of_kind(kind)
+        findings = [finding for finding in checked.findings if finding.kind == kind]
         if not findings:
             continue
         rows = "1 row, which" if len(findings) == 1 else f"{len(findings):,} rows, each of which"
@@ -88,15 +90,6 @@ def _print(checked: CheckedData) -> None:
             console.print(f"  {line}", markup=False)
     if not checked.findings:
         console.print("No problems found.", markup=False)
-
-
-def _what(checked: CheckedData) -> str:
-    """Return how many rows of what kind there are."""
-    if checked.kind == "prompts":
-        prompts = len(checked.rows) - checked.conversations
-        return f"{checked.count:,} rows, of them {prompts:,} prompts and {checked.conversations:,} conversations"
-    counts = ", ".join(f"{count:,} {name}" for name, count in checked.counts.items())
-    return f"{checked.count:,} rows of the kind {checked.kind}: {counts}"
 
 
 def _distributions(checked: CheckedData) -> Table:
@@ -109,21 +102,6 @@ def _distributions(checked: CheckedData) -> Table:
         shown = ["" if value is None else f"{value:,.4g}" if value % 1 else f"{value:,.0f}" for value in values]
         table.add_row(Text(spread.name), *shown)
     return table
-
-
-def _record(checked: CheckedData) -> dict[str, object]:
-    return {
-        "source": checked.source,
-        "kind": checked.kind,
-        "counts": dict(checked.counts),
-        "rows": checked.count,
-        "usable": len(checked.rows),
-        "conversations": checked.conversations,
-        "datasources": dict(checked.datasources),
-        "distributions": [asdict(spread) for spread in checked.distributions],
-        "notes": list(checked.notes),
-        "findings": [asdict(finding) for finding in checked.findings],
-    }
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +16,13 @@ from lmm_r1.config.shared import check_least
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
-    from lmm_r1.data.recipes.preparation import PreparationProgress
+    from lmm_r1.data.recipes.preparation import Manifest, RecipeCounts
     from lmm_r1.data.recipes.recipe import Recipe
-    from lmm_r1.data.recipes.sources import Manifest
 
 PROG = "lmm-r1 prepare_data"
 DESCRIPTION = (
-    "Write the rows of a public dataset into a folder, with their images and a manifest of hashes. The same "
-    "command resumes a killed job; a complete folder is left as it is. Rows that cannot be used are left out and listed; the "
-    "exit code is then 3."
+    "Write the rows of a public dataset into a folder, with their images and a manifest. A complete folder is left as it "
+    "is. Rows that cannot be used are left out and listed; the exit code is then 3."
 )
 LINE_SECONDS = 10.0
 
@@ -60,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(config: PrepareDataConfig) -> None:
     """Raises UserError if a value is wrong, the dataset cannot be had or the folder is taken."""
     from lmm_r1.data.recipes import get_recipe
-    from lmm_r1.data.recipes.preparation import Preparation
-    from lmm_r1.data.recipes.sources import LEFT_OUT_FILE
+    from lmm_r1.data.recipes.preparation import LEFT_OUT_FILE, Preparation
 
     if config.list_recipes:
         _print_recipes()
@@ -72,13 +68,19 @@ def run(config: PrepareDataConfig) -> None:
         raise UserError("--output is missing: name the folder to write")
     check_least(config, "max_rows")
     recipe = get_recipe(config.recipe)
-    for line in _warnings(recipe):
-        _say(line)
-    with _progress(recipe.name) as show:
-        job = Preparation(
-            recipe=recipe, output=config.output, source=config.source, max_rows=config.max_rows, say=_say, show=show
-        )
-        prepared = job.run(overwrite=config.overwrite)
+    for aspect, assumed in recipe.unchecked.items():
+        _say(f"recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}")
+    shown = time.perf_counter()
+
+    def show(counts: RecipeCounts) -> None:
+        nonlocal shown
+        if time.perf_counter() - shown >= LINE_SECONDS:
+            shown = time.perf_counter()
+            left_out = len(counts.left_out)
+            _say(f"{recipe.name}: {counts.read:,} read, {counts.kept:,} rows kept, {left_out:,} left out")
+
+    job = Preparation(recipe=recipe, output=config.output, source=config.source, max_rows=config.max_rows, show=show)
+    prepared = job.run(overwrite=config.overwrite)
     _print_summary(recipe, prepared.manifest, output=config.output, was_complete=prepared.was_complete)
     if prepared.left_out:
         from lmm_r1.cli.job_progress import report_skipped
@@ -88,12 +90,6 @@ def run(config: PrepareDataConfig) -> None:
 
 def _say(line: str) -> None:
     print(f"{PROG}: {line}", file=sys.stderr, flush=True)
-
-
-def _warnings(recipe: Recipe) -> Iterator[str]:
-    """What of a recipe was not compared with the published files, in words."""
-    for aspect, assumed in recipe.unchecked.items():
-        yield f"recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}"
 
 
 def _print_recipes() -> None:
@@ -115,7 +111,7 @@ def _print_summary(recipe: Recipe, manifest: Manifest, *, output: Path, was_comp
     print(f"{output} holds {rows} already" if was_complete else f"wrote {rows} to {output}")
     for column, count in manifest.filtered.items():
         print(f"  {count:,} of {manifest.read:,} were filtered by {column}")
-    if recipe.rows and manifest.settings.max_rows is None and recipe.rows != manifest.kept + manifest.left_out:
+    if recipe.rows and manifest.max_rows is None and recipe.rows != manifest.kept + manifest.left_out:
         print(f"  the recipe expects {recipe.rows:,} rows, {manifest.kept + manifest.left_out:,} were found")
     print(f"  licence: {manifest.licence}; {_use(recipe)}", flush=True)
 
@@ -127,49 +123,6 @@ def _use(recipe: Recipe) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[PreparationProgress], None]]:
-    """Yield the function that shows the job's progress: a bar on stderr, or occasional lines in a log."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines(what).show
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("read  {task.fields[kept]} rows kept  {task.fields[left_out]}ETA"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(what, total=None, kept="0", left_out="")
-
-        def show(state: PreparationProgress) -> None:
-            left_out = f"{state.left_out:,} left out  " if state.left_out else ""
-            bar.update(task, total=state.total, completed=state.read, kept=f"{state.kept:,}", left_out=left_out)
-
-        yield show
-
-
-class _Lines:
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.shown = time.perf_counter()
-
-    def show(self, state: PreparationProgress) -> None:
-        now = time.perf_counter()
-        if now - self.shown < LINE_SECONDS:
-            return
-        self.shown = now
-        of = f" of {state.total:,}" if state.total else ""
-        _say(f"{self.what}: {state.read:,}{of} read, {state.kept:,} rows kept, {state.left_out:,} left out")
 
 
 if __name__ == "__main__":

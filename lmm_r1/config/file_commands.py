@@ -109,12 +109,8 @@ class CheckDataConfig(RowsConfig):
     """Split of a dataset that has several."""
     max_rows: int | None = None
     """Rows taken from the start of each file; None takes all."""
-    html: Path = Path("check_data.html")
-    """Page to write: statistics, findings, and rows with their images."""
     output: Path | None = None
     """JSON file to write with all findings."""
-    thumbnails: int = 48
-    """Rows shown on the page in addition to those with findings, spread evenly over the file."""
     judge_workers: int = 2
     """Processes per verifier for answers that simple rules cannot judge."""
     judge_timeout: float = 5.0
@@ -136,12 +132,8 @@ def check(config: CheckDataConfig) -> None:
             f"--max_new_tokens {config.max_new_tokens}: leaves no room for a prompt in --max_len {config.max_len}; "
             "raise that, or lower this"
         )
-    check_least(config, "thumbnails", least=0)
     check_positive(config, "judge_timeout")
-    for flag, path in (("--html", config.html), ("--output", config.output)):
-        if path is not None:
-            check_creatable(path, flag=flag)
-            if path.is_dir():
-                raise UserError(f"{flag} {path} is a folder; name a file")
-    if config.output == config.html:
-        raise UserError(f"--output {config.output} is also the path of the page; choose another file")
+    if config.output is not None:
+        check_creatable(config.output, flag="--output")
+        if config.output.is_dir():
+            raise UserError(f"--output {config.output} is a folder; name a file")

@@ -15,8 +15,8 @@ from lmm_r1.config.supervised import SFTConfig
 from lmm_r1.data.files import RowFile, read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.media_access import MediaLimits
-from lmm_r1.data.messages import NO_PROMPT
-from lmm_r1.data.preferences import PairFile, read_pairs
+from lmm_r1.data.messages import NO_PROMPT, PreferenceRow, Row
+from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import PromptTemplate, RowReading, shipped_prompt
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS
 from lmm_r1.errors import UserError
@@ -75,7 +75,9 @@ def named_reading(
     )
 
 
-def read_conversations(config: PPOConfig | SFTConfig, path: str, *, held_out: bool = False, **given: Any) -> RowFile:
+def read_conversations(
+    config: PPOConfig | SFTConfig, path: str, *, held_out: bool = False, **given: Any
+) -> RowFile[Row]:
     """Return the rows of a file for RL, SFT or distillation; further arguments and errors are those of `read_row_file`.
 
     Args:
@@ -104,7 +106,7 @@ def plain_template(config: SFTConfig) -> str | None:
     return "{}" if config.model.pretrain_mode_enable else None
 
 
-def read_judged(config: DPOConfig | RMConfig, path: str, **given: Any) -> PairFile:
+def read_judged(config: DPOConfig | RMConfig, path: str, **given: Any) -> RowFile[PreferenceRow]:
     """Return the pairs of a file for DPO or a reward model; further arguments and errors are those of `read_pairs`."""
     data = config.data
     reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")

@@ -23,7 +23,6 @@ MAX_REDIRECTS = 5
 DEADLINE_S = 30.0
 """For the whole of a download, with redirects and further attempts."""
 _ATTEMPTS = 3
-_BLOCK_BYTES = 64 * 2**10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 # Azure answers its metadata at an address that is public otherwise.
@@ -60,25 +59,18 @@ def fetch(url: str) -> bytes:
 
 def _followed(url: str, deadline: float) -> bytes:
     for _ in range(MAX_REDIRECTS + 1):
-        reply = _get(url, deadline)
-        if reply.location is None:
-            return reply.body
+        body, location = _get(url, deadline)
+        if location is None:
+            return body
         try:
-            url = urljoin(url, reply.location)
+            url = urljoin(url, location)
         except ValueError as error:
             raise RefusedURL(f"it redirects to no URL ({error})") from error
     raise RefusedURL(f"it redirects more than {MAX_REDIRECTS} times")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reply:
-    body: bytes
-    location: str | None
-    """Where a redirect leads."""
-
-
-def _get(url: str, deadline: float) -> _Reply:
-    """Return the reply of one server; raises OSError."""
+def _get(url: str, deadline: float) -> tuple[bytes, str | None]:
+    """Return what one server replies, and where a redirect leads; raises OSError."""
     target = _Target.of(url)
     late = threading.Event()
     try:
@@ -123,29 +115,25 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _asked(connection: http.client.HTTPConnection, target: _Target) -> _Reply:
+def _asked(connection: http.client.HTTPConnection, target: _Target) -> tuple[bytes, str | None]:
     headers = {"User-Agent": "lmm-r1", "Accept": "image/*", "Host": target.authority}
     connection.request("GET", target.path, headers=headers | (target.proxy_headers if target.scheme == "http" else {}))
     reply = connection.getresponse()
     location = reply.headers.get("location")
     if reply.status in _REDIRECTS and location:
-        return _Reply(body=b"", location=location)
+        return b"", location
     if reply.status >= 500 or reply.status == 429:
         raise _BrokenDownload(f"HTTP Error {reply.status}: {reply.reason}")
     if reply.status != 200:
         raise RefusedURL(f"HTTP Error {reply.status}: {reply.reason}")
     announced = reply.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > MAX_BYTES:
+    expected = int(announced[:20]) if announced.isdecimal() else 0
+    body = b"" if expected > MAX_BYTES else reply.read(MAX_BYTES + 1)
+    if max(expected, len(body)) > MAX_BYTES:
         raise RefusedURL(f"it is larger than {MAX_BYTES // 2**20} MiB")
-    parts, size = [], 0
-    while part := reply.read(_BLOCK_BYTES):
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BYTES:
-            raise RefusedURL(f"it is larger than {MAX_BYTES // 2**20} MiB")
-    if announced.isdecimal() and size < int(announced[:20]):
-        raise _BrokenDownload(f"the download broke off after {size} of {announced[:20]} bytes")
-    return _Reply(body=b"".join(parts), location=None)
+    if len(body) < expected:
+        raise _BrokenDownload(f"the download broke off after {len(body)} of {expected} bytes")
+    return body, None
 
 
 @dataclass(frozen=True, kw_only=True)

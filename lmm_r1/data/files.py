@@ -11,36 +11,35 @@ import os
 import re
 import shutil
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from PIL import Image
 
 from lmm_r1 import hub
-from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
+from lmm_r1.data.arrow import BATCH_ROWS, arrow_records, batch_records, parquet_records
 from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
-from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFields, RowFormat, Unreadable
+from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFormat, Unreadable
 from lmm_r1.data.media_access import hub_folder
-from lmm_r1.data.messages import BadRows, Row, SkippedRow, as_prompt
-from lmm_r1.data.parquet_files import parquet_records
+from lmm_r1.data.messages import BadRows, PreferenceRow, Row, SkippedRow, as_prompt
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable, writing
+from lmm_r1.files.atomic import check_creatable, lock_of, locked, writing
 
 ROWS_FILE = "rows.jsonl"
 """The name of the row file in a folder written by `make_task` or `prepare_data`."""
 IMAGES_FOLDER = "images"
-_BATCH_ROWS = 256
 # The largest limit that the csv module accepts on every system: an image of 1.5 GiB as base64.
 _LONGEST_FIELD = 2**31 - 1
-# How names begin that no dataset on the hub has.
-_LOCAL = ("/", ".", "~")
 # Rows of a table by which the kind of its columns is known.
 _LOOKED_AT = 10_000
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0")
+# How names begin that no dataset on the hub has.
+_LOCAL = ("/", ".", "~")
 _SEPARATED = {"excel": "comma-separated", "excel-tab": "tab-separated"}
 
 
@@ -83,28 +82,35 @@ def is_read_directly(path: str) -> bool:
     return _row_file(path) is not None or (path.startswith(_LOCAL) and not Path(path).exists())
 
 
+RowT = TypeVar("RowT", bound=Row | PreferenceRow)
+
+
 @dataclass(frozen=True, kw_only=True)
-class RowFile:
+class RowFile(Generic[RowT]):
     """The rows of one file, and the format that was detected."""
 
     path: str
-    row_format: RowFormat[RowFields]
-    rows: dict[int, Row]
+    row_format: RowFormat[Any]
+    rows: dict[int, RowT]
     """By their index in the file."""
     skipped: list[SkippedRow]
     """The invalid records, if these are left out."""
+    kind: str = ""
+    """Of other rows than prompts: ` of the kind preference`."""
 
     @property
     def summary(self) -> str:
         """One line for the user: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
-        found = f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
-        prefilled = sum(bool(row.prefill) for row in self.rows.values())
-        return f"{found}; {prefilled} of them begin the response (prefill)" if prefilled else found
+        named = f"{self.row_format.name} ({self.row_format.source})"
+        prefilled = sum(isinstance(row, Row) and bool(row.prefill) for row in self.rows.values())
+        begun = f"; {prefilled} of them begin the response (prefill)" if prefilled else ""
+        return f"{self.path}: {len(self.rows)} rows{self.kind} in the format {named}{begun}"
 
     @property
     def summary_as_prompts(self) -> str:
         """The summary for a command that samples responses; says which worked answers the model does not see."""
-        worked = sum(row.response is not None and not row.prefill for row in self.rows.values())
+        rows = (row for row in self.rows.values() if isinstance(row, Row))
+        worked = sum(row.response is not None and not row.prefill for row in rows)
         if not worked:
             return self.summary
         return f"{self.summary}; the worked answers of {worked} are not part of the prompts"
@@ -120,7 +126,7 @@ def read_row_file(
     check: Callable[[Row], Row | None] | None = None,
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
-) -> RowFile:
+) -> RowFile[Row]:
     """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
@@ -168,7 +174,7 @@ def found_records(
     elif named.prompt is not None or named.names_sides:
         row_format = formats.own
     else:
-        first = list(itertools.islice(records, _BATCH_ROWS if max_rows is None else min(max_rows, _BATCH_ROWS)))
+        first = list(itertools.islice(records, BATCH_ROWS if max_rows is None else min(max_rows, BATCH_ROWS)))
         found = {name for fields, _, _ in first for name in fields}
         # Unreadable lines are reported one by one later on.
         readable = not all(isinstance(fields, Unreadable) for fields, _, _ in first)
@@ -183,7 +189,7 @@ def found_records(
 
 def first_columns(path: str, *, split: str = "train") -> set[str]:
     """Return the columns of a file's first records, from which its format is detected."""
-    first = itertools.islice(all_records(path, split=split), _BATCH_ROWS)
+    first = itertools.islice(all_records(path, split=split), BATCH_ROWS)
     return {name for fields, _, _ in first for name in fields}
 
 
@@ -244,14 +250,6 @@ def _read_json(file: Path) -> Iterator[Record]:
     for number, record in enumerate(content, start=1):
         location = f"{file} row {number}"
         yield _checked(record, location=location), location, file.parent
-
-
-def _read_parquet(file: Path) -> Iterator[Record]:
-    return _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
-
-
-def _read_arrow_file(file: Path) -> Iterator[Record]:
-    return _numbered(arrow_records(file, name=str(file)), name=str(file), base_dir=file.parent)
 
 
 def _floats_of_pandas(file: Path, *, dialect: str) -> set[int]:
@@ -358,14 +356,11 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
         if split not in dataset:
             raise UserError(f"{path} has no split {split!r}; its splits are {', '.join(dataset)}: choose one of them")
         dataset = dataset[split]
-    yield from _read_arrow(dataset, name=path, base_dir=folder if folder.is_dir() else hub_folder(name))
-
-
-def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
     # The Arrow view leaves image features encoded ({"bytes": ..., "path": ...}) instead of decoding each image.
-    tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
-    mapped = MappedFiles((file["filename"] for file in dataset.cache_files), name=name)
-    yield from _numbered(mapped_records(tables, mapped=mapped), name=name, base_dir=base_dir)
+    tables = dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
+    batches = (batch for table in tables for batch in table.to_batches())
+    base_dir = folder if folder.is_dir() else hub_folder(name)
+    yield from _numbered(batch_records(batches, name=path), name=path, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> Iterator[Record]:
@@ -373,18 +368,25 @@ def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> 
         yield record, f"{name} row {number}", base_dir
 
 
+def _read_columns(file: Path, *, read: Callable[[Path], Iterator[list[RawRow]]]) -> Iterator[Record]:
+    return _numbered(read(file), name=str(file), base_dir=file.parent)
+
+
 _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
-    ".parquet": _read_parquet,
+    ".parquet": partial(_read_columns, read=parquet_records),
     ".csv": partial(_read_separated, dialect="excel"),
-    ".arrow": _read_arrow_file,
+    ".arrow": partial(_read_columns, read=arrow_records),
     ".tsv": partial(_read_separated, dialect="excel-tab"),
 }
 
 
-def check_writable(output: Path, *, overwrite: bool) -> None:
-    """Raise UserError unless `output` can be created, or is an empty folder or (with `overwrite`) a folder of rows."""
+ROW_PARTS = (ROWS_FILE, IMAGES_FOLDER)
+
+
+def check_writable(output: Path, *, overwrite: bool, parts: Collection[str] = ROW_PARTS) -> None:
+    """Raise UserError unless `output` can be created, or is an empty folder or (with `overwrite`) one of `parts`."""
     check_creatable(output, flag="--output")
     if not output.exists():
         return
@@ -393,38 +395,46 @@ def check_writable(output: Path, *, overwrite: bool) -> None:
     names = {entry.name for entry in output.iterdir()}
     if names and not overwrite:
         raise UserError(f"--output {output} is not empty; name another folder or add --overwrite")
-    if not names <= {ROWS_FILE, IMAGES_FOLDER}:
-        foreign = sorted(names - {ROWS_FILE, IMAGES_FOLDER})[0]
-        raise UserError(f"--output {output} holds {foreign}, which is not part of a row folder; name another folder")
+    if foreign := sorted(names.difference(parts)):
+        raise UserError(
+            f"--output {output} holds {foreign[0]}, which is not part of a row folder; name another folder"
+        )
 
 
-def write_row_folder(records: Iterable[Mapping[str, Any]], *, output: Path, overwrite: bool = False) -> int:
-    """Write the records and return their number; PIL images become PNG files that rows.jsonl names by relative path.
+@contextmanager
+def row_folder(output: Path, *, overwrite: bool, parts: Collection[str] = ROW_PARTS) -> Iterator[Path]:
+    """Yield a folder to write into, which replaces `output` when it is complete; an error leaves nothing behind.
 
-    An existing folder is replaced only when the new one is complete; an error leaves nothing behind.
-    Raises UserError if the disk is full.
+    Raises UserError if the disk is full, or another process writes the folder.
     """
-    check_writable(output, overwrite=overwrite)
+    check_writable(output, overwrite=overwrite, parts=parts)
     output = Path(os.path.abspath(output))
-    partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    replaced = output.with_name(f".{output.name}.replaced-{os.getpid()}")
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
+    partial, replaced = (output.with_name(f".{output.name}.{state}") for state in ("partial", "replaced"))
+    with locked(lock_of(output), output=f"--output {output}"), writing(output):
+        # Leftovers of a killed process.
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
         try:
-            count = _write(records, folder=partial)
+            partial.mkdir(parents=True)
+            yield partial
             if output.exists():
                 output.rename(replaced)
             partial.rename(output)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return count
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _write(records: Iterable[Mapping[str, Any]], *, folder: Path) -> int:
+def write_row_folder(records: Iterable[Mapping[str, Any]], *, output: Path, overwrite: bool = False) -> int:
+    """Write the records and return their number; PIL images become PNG files that rows.jsonl names by relative path.
+
+    Raises what `row_folder` does.
+    """
     count = 0
-    with (folder / ROWS_FILE).open("w", encoding="utf-8", newline="\n") as lines:
+    with (
+        row_folder(output, overwrite=overwrite) as folder,
+        (folder / ROWS_FILE).open("w", encoding="utf-8", newline="\n") as lines,
+    ):
         for count, record in enumerate(records, start=1):
             stored = _with_image_files(record, folder=folder, row_number=count)
             lines.write(json.dumps(stored, ensure_ascii=False) + "\n")

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from PIL import Image, UnidentifiedImageError
@@ -22,50 +22,33 @@ from PIL import Image, UnidentifiedImageError
 from lmm_r1.data.media_access import media_limits
 from lmm_r1.errors import UserError
 
-
-class ChangedFile(UserError):
-    """A row file has changed since its rows were read, so that none of them can be read any more."""
-
-
-FEWEST_BYTES = 1024
-"""Shorter values are kept as bytes, because their place would take as much memory."""
-
-
-class StoredPlace(Protocol):
-    """A file, or a part of one, that holds values; hashable, and equal for the same place."""
-
-    @property
-    def name(self) -> str:
-        """The user's name for the rows, for messages."""
-
-    def read(self, position: int, length: int) -> bytes:
-        """Return the value; raises OSError if the file has changed since the rows were read."""
+if TYPE_CHECKING:
+    import pyarrow
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """A value of a row file, given by its place; equal if the place is the same.
+    """A value of a row file, in a memory map; equal if the bytes are.
 
-    Copies share the place. Pickling sends the bytes, because another machine may not have the file.
+    Copies share it. Pickling sends the bytes, because another machine may not have the file.
     """
 
-    place: StoredPlace
-    position: int
-    """Within the place, in its own units."""
-    length: int
-    """In bytes."""
+    data: pyarrow.Buffer
+    _: KW_ONLY
+    file: str = field(compare=False)
+    """The user's name for the rows, for messages."""
     row: int = field(compare=False)
     """The row in the file, from 1, for messages."""
 
+    @property
+    def length(self) -> int:
+        return self.data.size
+
     def read(self) -> bytes:
-        """Return the bytes; raises ChangedFile, with file and row, if the file has changed or gone since it was read."""
-        try:
-            return self.place.read(self.position, self.length)
-        except OSError as error:
-            raise ChangedFile(
-                f"{self.place.name} row {self.row}: its image cannot be read any more: {error}; images are read from "
-                "the row file when they are needed, so start again and do not change the file while it is in use"
-            ) from error
+        return self.data.to_pybytes()
+
+    def __hash__(self) -> int:
+        return self.length
 
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (self.read(),)
@@ -75,47 +58,6 @@ class StoredBytes:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredBytes:
         return self
-
-
-@dataclass(frozen=True)
-class FileState:
-    """A file's state when its rows were read."""
-
-    path: str
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: str) -> FileState:
-        found = os.stat(path)
-        return cls(path, found.st_size, found.st_mtime_ns)
-
-    def check(self, found: os.stat_result) -> None:
-        """Raise OSError if the file was replaced or written to."""
-        if (found.st_size, found.st_mtime_ns) != (self.size, self.mtime_ns):
-            raise OSError(f"{self.path} was changed")
-
-
-@dataclass(frozen=True)
-class FilePlace:
-    """A file that holds values unencoded; a position is an offset in bytes."""
-
-    state: FileState
-    name: str = field(compare=False)
-
-    def read(self, position: int, length: int) -> bytes:
-        """Return the value; the file is opened for each, so that thousands of files need no descriptors."""
-        with open(self.state.path, "rb", buffering=0) as file:
-            self.state.check(os.fstat(file.fileno()))
-            pieces = []
-            # One call returns at most 2 GiB.
-            while length > 0:
-                piece = os.pread(file.fileno(), length, position)
-                if not piece:
-                    raise OSError(f"{self.state.path} was cut short")
-                pieces.append(piece)
-                position, length = position + len(piece), length - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 ImageSource = str | bytes | StoredBytes | Image.Image
@@ -145,35 +87,27 @@ def kind_of(source: ImageSource) -> SourceKind:
         return "bytes"
     if source.startswith(("http://", "https://")):
         return "url"
-    if source.startswith("data:") or _is_bare_base64(source):
+    if source.startswith("data:") or len(source) > _LONGEST_PATH:
         return "base64"
-    return "path"
-
-
-def _is_bare_base64(text: str) -> bool:
-    if len(text) > _LONGEST_PATH:
-        return True
-    return (
-        len(text) >= _SHORTEST_BASE64
-        and text.startswith(_BASE64_STARTS)
-        and _BASE64_TEXT.fullmatch(text) is not None
-        and not os.path.exists(text)
+    is_base64 = (
+        len(source) >= _SHORTEST_BASE64
+        and source.startswith(_BASE64_STARTS)
+        and _BASE64_TEXT.fullmatch(source) is not None
+        and not os.path.exists(source)
     )
+    return "base64" if is_base64 else "path"
 
 
 def resolve(source: ImageSource, *, base_dir: Path) -> ImageSource:
     """Return `source` with a local path made absolute against `base_dir`; any other form is returned unchanged."""
     if kind_of(source) != "path":
         return source
-    return os.path.abspath(base_dir / _strip_scheme(str(source), base_dir=base_dir))
-
-
-def _strip_scheme(source: str, *, base_dir: Path) -> str:
-    if not source.startswith("file://"):
-        return source
-    raw = source[len("file://") :].removeprefix("localhost")
-    # Some writers percent-encode file URLs and some do not; a file that exists under the raw name is meant.
-    return raw if os.path.exists(base_dir / raw) else unquote(raw)
+    path = str(source)
+    if path.startswith("file://"):
+        raw = path.removeprefix("file://").removeprefix("localhost")
+        # Some writers percent-encode file URLs and some do not; a file that exists under the raw name is meant.
+        path = raw if os.path.exists(base_dir / raw) else unquote(raw)
+    return os.path.abspath(base_dir / path)
 
 
 def decode_base64(text: str) -> bytes:
@@ -441,11 +375,8 @@ def _content(message: Message, *, with_sources: bool) -> str | list[dict[str, ob
     for part in message.parts:
         if isinstance(part, TextPart):
             content.append({"type": "text", "text": part.text})
-        else:
-            kind = "image" if isinstance(part, ImagePart) else "video"
-            content.append({"type": kind, **({kind: _described(part)} if with_sources else {})})
+            continue
+        kind = "image" if isinstance(part, ImagePart) else "video"
+        named = describe(part.source) if isinstance(part, ImagePart) else describe_video(part)
+        content.append({"type": kind, **({kind: named} if with_sources else {})})
     return content
-
-
-def _described(part: ImagePart | VideoPart) -> str | list[str]:
-    return describe(part.source) if isinstance(part, ImagePart) else describe_video(part)

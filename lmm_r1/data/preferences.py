@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.files import first_columns, found_records
+from lmm_r1.data.files import RowFile, first_columns, found_records
 from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.chats import chat_message
 from lmm_r1.data.formats.row_format import Column, Columns, PairFields, Record, RowFormat, is_empty, text_of_number
@@ -20,7 +20,6 @@ from lmm_r1.data.messages import (
     ImagePart,
     Message,
     PreferenceRow,
-    SkippedRow,
     TextPart,
     VideoPart,
     images_of,
@@ -87,9 +86,14 @@ class PairParser(RecordParser):
         """Return a number, None for an empty column."""
         if is_empty(column.value):
             return None
-        number = _number(column.value)
-        if number is None:
-            self.fail(f'"{column.name}" is {_short(column.value)}; it must be a finite number, or empty')
+        number = math.nan
+        if isinstance(column.value, str | numbers.Real) and not isinstance(column.value, bool):
+            with suppress(ValueError, OverflowError):
+                number = float(column.value)
+        if not math.isfinite(number):
+            text = repr(column.value)
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            self.fail(f'"{column.name}" is {shown}; it must be a finite number, or empty')
         return number
 
     def margin(self, given: Column, better: Column, worse: Column) -> float | None:
@@ -103,16 +107,6 @@ class PairParser(RecordParser):
         return margin
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _essence(messages: Sequence[Message]) -> list[object]:
     """Return what two responses are compared by: roles, stripped texts, and media."""
     found: list[object] = []
@@ -124,29 +118,6 @@ def _essence(messages: Sequence[Message]) -> list[object]:
     return found
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairFile:
-    """The rows of one file, and the format that was detected."""
-
-    path: str
-    row_format: RowFormat[PairFields]
-    rows: dict[int, PreferenceRow]
-    """By their index in the file."""
-    skipped: list[SkippedRow]
-    """The invalid records, if these are left out."""
-
-    @property
-    def summary(self) -> str:
-        """One line for the user: `rows.jsonl: 6 rows of the kind preference in the format rlhf_v (RLHF-V)`."""
-        named = f"{self.row_format.name} ({self.row_format.source})"
-        return f"{self.path}: {len(self.rows)} rows of the kind preference in the format {named}"
-
-
 def read_pairs(
     path: str,
     *,
@@ -156,7 +127,7 @@ def read_pairs(
     check: Callable[[PreferenceRow], PreferenceRow] | None = None,
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
-) -> PairFile:
+) -> RowFile[PreferenceRow]:
     """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
@@ -175,7 +146,8 @@ def read_pairs(
         return row if check is None else check(row)
 
     rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
-    return PairFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
+    kind = " of the kind preference"
+    return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped, kind=kind)
 
 
 def read_pair(

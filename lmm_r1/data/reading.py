@@ -223,7 +223,12 @@ def good_rows(
     if not rows and not skipped:
         raise UserError(f"{path} holds no rows; check the path")
     if skipped and bad_rows == "stop":
-        raise _refusal(path, skipped, count=len(rows) + len(skipped), skip_by=skip_by if rows else None)
+        way = f", or leave {'it' if len(skipped) == 1 else 'them'} out with {skip_by}" if skip_by and rows else ""
+        if len(skipped) == 1:
+            raise UserError(f"{skipped[0].reason}{way}")
+        count = len(rows) + len(skipped)
+        sentence = f"{path}: {len(skipped):,} of its {count:,} rows cannot be used; correct or remove them{way}:"
+        raise ListedError(sentence, reasons(skipped))
     if not rows:
         raise UserError(f"{path}: none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}")
     return rows, skipped
@@ -273,11 +278,3 @@ def read_skipped(path: Path) -> list[SkippedRow]:
         for line in read_json_lines(path)
         if line.record is not None
     ]
-
-
-def _refusal(path: str, skipped: Sequence[SkippedRow], *, count: int, skip_by: str | None) -> UserError:
-    way = "" if skip_by is None else f", or leave {'it' if len(skipped) == 1 else 'them'} out with {skip_by}"
-    if len(skipped) == 1:
-        return UserError(f"{skipped[0].reason}{way}")
-    sentence = f"{path}: {len(skipped):,} of its {count:,} rows cannot be used; correct or remove them{way}:"
-    return ListedError(sentence, reasons(skipped))

@@ -57,6 +57,11 @@ from lmm_r1.data.messages import (
 )
 from lmm_r1.errors import UserError
 
+VIDEO_SETTINGS = ("fps", "max_frames", "min_pixels", "max_pixels")
+OWN_NAMES = ColumnNames(answer="answer", images="images", videos="videos")
+"""The columns of this project's own format."""
+ASKED_NAMES = replace(OWN_NAMES, asked_only=True)
+"""The same for prompts that nothing is trained on."""
 IMAGE_TAG = "<image>"
 VIDEO_TAG = "<video>"
 # A string is read as JSON messages only if it opens like them; "[1, 2] sort these" stays a plain prompt.
@@ -72,34 +77,24 @@ def parse_row(
     *,
     location: str,
     base_dir: Path,
-    message_key: str | None = None,
-    output_key: str | None = None,
+    names: ColumnNames = OWN_NAMES,
     plain_template: str | None = None,
-    answer_key: str = "answer",
-    image_key: str = "images",
-    video_key: str = "videos",
     answer_required: bool = True,
-    asked_only: bool = False,
     roots: Sequence[Path] | None = None,
 ) -> Row:
     """Return the validated row of a record in this project's own format; relative paths start at `base_dir`.
 
     Args:
-        message_key: the field with the messages (a list, or its JSON text) or with a plain prompt, which becomes one user
-            turn; None looks for `message` and `messages`.
-        output_key: the field with the response, as text or messages; None if the messages contain it.
+        names: the columns; the prompt is a list of messages, its JSON text, or text that becomes one user turn. None looks
+            for it in `message` and `messages`.
         plain_template: what surrounds a plain prompt, which replaces {}: the row is plain then. None applies the chat
             template to plain prompts.
-        image_key: the field with the images for `<image>` tags and for image parts without a source, in order.
-        video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
-        asked_only: as in `ColumnNames`.
         roots: the folders below which files may be named; None takes those of `media_roots`.
 
     Raises:
         UserError: the record breaks the schema; the message begins with `location`.
     """
-    names = ColumnNames(prompt=message_key, response=output_key, answer=answer_key, images=image_key, videos=video_key)
-    columns = Columns(record, location=location, names=replace(names, asked_only=asked_only))
+    columns = Columns(record, location=location, names=names)
     return read_row(
         OWN, columns, base_dir, answer_required=answer_required, plain_template=plain_template, roots=roots
     )
@@ -514,19 +509,21 @@ def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict
     # In a message of one text, tags mark images; in a part of its own, they are plain text.
     if len(parts) == 1 and isinstance(parts[0], TextPart) and not _TAGS.search(parts[0].text):
         return parts[0].text
-    return [_stored_part(part, keep_pictures=keep_pictures) for part in parts]
-
-
-def _stored_part(part: TextPart | ImagePart | VideoPart, *, keep_pictures: bool) -> dict[str, object]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    bounds = {name: getattr(part, name) for name in ("min_pixels", "max_pixels") if getattr(part, name) is not None}
-    if isinstance(part, ImagePart):
-        kept = keep_pictures and isinstance(part.source, Image.Image)
-        return {"type": "image", "image": part.source if kept else _stored_source(part.source), **bounds}
-    frames = {name: getattr(part, name) for name in ("fps", "max_frames") if getattr(part, name) is not None}
-    video = part.source if isinstance(part.source, str) else [_stored_source(frame) for frame in part.source]
-    return {"type": "video", "video": video, **frames, **bounds}
+    content: list[dict[str, object]] = []
+    for part in parts:
+        if isinstance(part, TextPart):
+            content.append({"type": "text", "text": part.text})
+            continue
+        if isinstance(part, ImagePart):
+            kept = keep_pictures and isinstance(part.source, Image.Image)
+            stored: dict[str, object] = {"image": part.source if kept else _stored_source(part.source)}
+        else:
+            frames = part.source if isinstance(part.source, str) else [_stored_source(frame) for frame in part.source]
+            stored = {"video": frames}
+        settings = ("min_pixels", "max_pixels") if isinstance(part, ImagePart) else VIDEO_SETTINGS
+        given = {name: value for name in settings if (value := getattr(part, name)) is not None}
+        content.append({"type": next(iter(stored)), **stored, **given})
+    return content
 
 
 def _stored_source(source: ImageSource) -> str:

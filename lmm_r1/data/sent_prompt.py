@@ -11,7 +11,7 @@ from typing import Any
 from lmm_r1.data.images import fetched
 from lmm_r1.data.media_access import is_below
 from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart, describe, kind_of
-from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.row_parser import ASKED_NAMES, parse_row
 from lmm_r1.errors import UserError
 from remote_rm.protocol import without_lone_surrogates
 
@@ -41,7 +41,7 @@ class MediaAccess:
         if messages is None:
             return None
         record = {"messages": messages}
-        row = parse_row(record, location=location, base_dir=Path("/"), answer_required=False, asked_only=True)
+        row = parse_row(record, location=location, base_dir=Path("/"), answer_required=False, names=ASKED_NAMES)
         return replace(
             row,
             messages=tuple(

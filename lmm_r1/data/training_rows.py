@@ -14,7 +14,6 @@ import numpy as np
 
 from lmm_r1.data.messages import (
     ImagePart,
-    ImageSource,
     Message,
     PreferenceRow,
     Row,
@@ -366,29 +365,23 @@ def files_of_rows(rows: Iterable[Row]) -> list[tuple[str, int, int]]:
 
     The result is the same for a folder that was moved. A missing file has a size and a time of 0.
     """
-    parts = (part for row in rows for message in row.messages for part in message.parts)
-    paths = {path for part in parts for path in map(_path_of, _sources_of(part)) if path}
-    return sorted((os.path.basename(path), *_state(path)) for path in paths)
-
-
-def _sources_of(part: TextPart | ImagePart | VideoPart) -> Sequence[ImageSource]:
-    if isinstance(part, TextPart):
-        return ()
-    return part.source if isinstance(part.source, list | tuple) else (part.source,)
-
-
-def _path_of(source: ImageSource) -> str:
-    if isinstance(source, StoredBytes):
-        return source.place.name
-    return source if isinstance(source, str) and kind_of(source) == "path" else ""
-
-
-def _state(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
+    paths = set()
+    for part in (part for row in rows for message in row.messages for part in message.parts):
+        sources = () if isinstance(part, TextPart) else part.source
+        for source in sources if isinstance(sources, list | tuple) else (sources,):
+            if isinstance(source, StoredBytes):
+                paths.add(source.file)
+            elif isinstance(source, str) and kind_of(source) == "path":
+                paths.add(source)
+    states = []
+    for path in paths:
+        try:
+            found = os.stat(path)
+        except OSError:
+            states.append((os.path.basename(path), 0, 0))
+        else:
+            states.append((os.path.basename(path), found.st_size, found.st_mtime_ns))
+    return sorted(states)
 
 
 def _add_messages(digest: hashlib._Hash, messages: Sequence[Message]) -> None:
@@ -405,7 +398,11 @@ def _described(part: TextPart | ImagePart | VideoPart) -> bytes:
         return part.text.encode(errors="replace")
     pixels = f" {part.min_pixels} {part.max_pixels}".encode()
     if isinstance(part, VideoPart):
-        video = part.source if isinstance(part.source, str) else [_frame_name(frame) for frame in part.source]
+        video = (
+            part.source
+            if isinstance(part.source, str)
+            else [_stored_name(frame) if isinstance(frame, StoredBytes) else describe(frame) for frame in part.source]
+        )
         return f"{video} {part.fps} {part.max_frames}".encode(errors="replace") + pixels
     if isinstance(part.source, bytes):
         return part.source + pixels
@@ -416,9 +413,5 @@ def _described(part: TextPart | ImagePart | VideoPart) -> bytes:
     return part.source.tobytes() + pixels
 
 
-def _frame_name(frame: ImageSource) -> str:
-    return _stored_name(frame) if isinstance(frame, StoredBytes) else describe(frame)
-
-
 def _stored_name(stored: StoredBytes) -> str:
-    return f"{os.path.basename(stored.place.name)} {stored.row} {stored.length}"
+    return f"{os.path.basename(stored.file)} {stored.row} {stored.length}"

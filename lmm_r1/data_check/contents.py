@@ -71,15 +71,6 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bin:
-    """The values from `low` up to `high`; only the last bin includes `high`."""
-
-    low: float
-    high: float
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Distribution:
     """How a number is distributed over the rows or the images."""
 
@@ -91,12 +82,11 @@ class Distribution:
     """90 % of the values are at most this."""
     most_of_99: float
     largest: float
-    bins: tuple[Bin, ...]
     limit: float | None = None
     """Values should not exceed it."""
 
     @classmethod
-    def of(cls, name: str, values: Sequence[float], *, bins: int = 24, limit: float | None = None) -> Distribution:
+    def of(cls, name: str, values: Sequence[float], *, limit: float | None = None) -> Distribution:
         """Return the distribution of one or more values; a quantile is the smallest value with that share at or below it."""
         ordered = sorted(values)
 
@@ -111,31 +101,8 @@ class Distribution:
             most_of_90=quantile(0.9),
             most_of_99=quantile(0.99),
             largest=ordered[-1],
-            bins=_bins(ordered, count=bins),
             limit=limit,
         )
-
-
-def _bins(ordered: Sequence[float], *, count: int) -> tuple[Bin, ...]:
-    low, high = ordered[0], ordered[-1]
-    width = (high - low) / count
-    if not width:
-        return (Bin(low=low, high=high, count=len(ordered)),)
-    counts = [0] * count
-    for value in ordered:
-        counts[min(count - 1, int((value - low) / width))] += 1
-    return tuple(
-        Bin(low=low + index * width, high=low + (index + 1) * width, count=found) for index, found in enumerate(counts)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """One response to a row's prompt."""
-
-    name: str
-    """Such as `chosen`."""
-    turns: tuple[Message, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,18 +112,19 @@ class JudgedView(Row):
     judged: PreferenceRow
 
     @property
-    def sides(self) -> tuple[Side, Side]:
-        return Side(name="chosen", turns=self.judged.chosen), Side(name="rejected", turns=self.judged.rejected)
-
-    @property
     def verdict(self) -> str:
         """The text of the better response; if two rows differ in it alone, one of them is wrong."""
         return " ".join(part.text for turn in self.judged.chosen for part in turn.parts if isinstance(part, TextPart))
 
 
-def sides_of(row: Row) -> tuple[Side, ...]:
-    """Return the responses of a row with judged responses, none for other rows."""
-    return row.sides if isinstance(row, JudgedView) else ()
+def sides_of(row: Row) -> dict[str, tuple[Message, ...]]:
+    """Return the turns of each of a row's judged responses, by its name; none for other rows."""
+    return {"chosen": row.judged.chosen, "rejected": row.judged.rejected} if isinstance(row, JudgedView) else {}
+
+
+def image_count(row: Row) -> int:
+    """Return the number of images of a row and its judged responses."""
+    return len(images_of(row.messages)) + sum(len(images_of(turns)) for turns in sides_of(row).values())
 
 
 def views(rows: Mapping[int, PreferenceRow]) -> dict[int, Row]:
@@ -172,11 +140,6 @@ def views(rows: Mapping[int, PreferenceRow]) -> dict[int, Row]:
         )
         for index, row in rows.items()
     }
-
-
-def counts(rows: Mapping[int, PreferenceRow]) -> dict[str, int]:
-    """Return the numbers that a training on such rows depends on."""
-    return {"pairs": len(rows), "pairs with a margin": sum(row.margin is not None for row in rows.values())}
 
 
 # The number of rows whose images are in memory at a time, in all threads together.
@@ -204,7 +167,8 @@ class RowContent:
 def contents(rows: Mapping[int, Row]) -> Iterator[tuple[int, RowContent]]:
     """Yield the content of each row, in order; several threads decode images, which are not kept."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
-        for chunk in _chunks(rows.items(), size=_AT_A_TIME):
+        items = iter(rows.items())
+        while chunk := list(itertools.islice(items, _AT_A_TIME)):
             found = threads.map(content_of, [row for _, row in chunk])
             yield from zip((index for index, _ in chunk), found, strict=True)
 
@@ -212,7 +176,6 @@ def contents(rows: Mapping[int, Row]) -> Iterator[tuple[int, RowContent]]:
 def content_of(row: Row) -> RowContent:
     """Return the content of a row; its prompt is everything but a last turn of the assistant."""
     prompt = row.messages[:-1] if is_conversation(row) else row.messages
-    sides = sides_of(row)
     answer = (
         row.verdict if isinstance(row, JudgedView) else row.answer or _text((row.response or row.messages[-1]).parts)
     )
@@ -233,7 +196,7 @@ def content_of(row: Row) -> RowContent:
                 asked.update(pixels)
         for video in videos_of(row.messages):
             digest.update(_frames(video, row))
-        judged = sorted(_side(side, row, sizes) for side in sides)
+        judged = sorted(_side(turns, row, sizes) for turns in sides_of(row).values())
     except UserError as error:
         return RowContent(
             question=b"", opening=None, repeated=b"", answer=answer, sizes=tuple(sizes), error=str(error)
@@ -259,13 +222,13 @@ def _frames(part: VideoPart, row: Row) -> bytes:
     return repr(frames.shape).encode() + hashlib.sha256(frames.tobytes()).digest()
 
 
-def _side(side: Side, row: Row, sizes: list[tuple[int, int]]) -> bytes:
+def _side(turns: tuple[Message, ...], row: Row, sizes: list[tuple[int, int]]) -> bytes:
     digest = hashlib.sha256()
-    for message in side.turns:
+    for message in turns:
         digest.update(_normalised(message))
-    for image in images_of(side.turns):
+    for image in images_of(turns):
         digest.update(_pixels(image, row, sizes))
-    for video in videos_of(side.turns):
+    for video in videos_of(turns):
         digest.update(_frames(video, row))
     return digest.digest()
 
@@ -281,12 +244,6 @@ def _normalised(message: Message) -> bytes:
 
 def _text(parts: Iterable[object]) -> str:
     return " ".join(part.text for part in parts if isinstance(part, TextPart))
-
-
-def _chunks(items: Iterable[tuple[int, Row]], *, size: int) -> Iterator[list[tuple[int, Row]]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk
 
 
 def answer_findings(rows: Mapping[int, Row], judge: VerifierJudge, *, timeout_s: float) -> Iterator[Finding]:
@@ -327,48 +284,29 @@ def _response(verifier: Verifier, label: str) -> str:
     return f"<think>\nThis is known.\n</think>\n<answer>{gold}</answer>"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherFile:
-    """The prompts of another file."""
-
-    path: str
-    questions: Mapping[bytes, str]
-    """From the digest of a prompt to the location of its first row."""
-    openings: Mapping[bytes, str]
-    """The same for `RowContent.opening`."""
-
-    @classmethod
-    def of(cls, path: str, rows: Mapping[int, Row]) -> OtherFile:
-        """Return the prompts of a file's rows, except for rows whose images cannot be read."""
-        questions: dict[bytes, str] = {}
-        openings: dict[bytes, str] = {}
-        for index, content in contents(rows):
-            if content.error is None:
-                questions.setdefault(content.question, rows[index].location)
-                if content.opening is not None:
-                    openings.setdefault(content.opening, rows[index].location)
-        return cls(path=path, questions=questions, openings=openings)
-
-    def place_of(self, content: RowContent) -> str | None:
-        """Return the location of a row with the same prompt, None if there is none."""
-        place = self.questions.get(content.question)
-        if place is None and content.opening is not None:
-            place = self.openings.get(content.opening)
-        return place
+def prompts_of(rows: Mapping[int, Row]) -> dict[bytes, str]:
+    """Return the location of the first row with each prompt or opening, by digest, where the images can be read."""
+    known: dict[bytes, str] = {}
+    for index, content in contents(rows):
+        for digest in (content.question, content.opening) if content.error is None else ():
+            if digest is not None:
+                known.setdefault(digest, rows[index].location)
+    return known
 
 
 class Repeats:
     """Finds rows whose prompt repeats that of an earlier row, or of a row in another file."""
 
-    def __init__(self, others: tuple[OtherFile, ...] = ()) -> None:
+    def __init__(self, others: Sequence[Mapping[bytes, str]] = ()) -> None:
+        """Args: others: `prompts_of` other files."""
         self._others = others
         self._seen: dict[bytes, tuple[str, str]] = {}
 
     def findings(self, index: int, row: Row, content: RowContent) -> Iterator[Finding]:
         """Yield the findings about the file's next row, whose images can be read."""
         for other in self._others:
-            place = other.place_of(content)
-            if place is not None:
+            place = other.get(content.question) or (content.opening and other.get(content.opening))
+            if place:
                 yield Finding(kind="leak", index=index, location=row.location, what=f"asks what {place} asks")
         first, answer = self._seen.setdefault(content.repeated, (row.location, content.answer))
         if first == row.location:
@@ -376,14 +314,11 @@ class Repeats:
         if answer.strip() == content.answer.strip():
             yield Finding(kind="duplicate", index=index, location=row.location, what=f"repeats {first}")
         else:
-            asked = f"judges the responses of {first}" if sides_of(row) else f"asks what {first} asks"
-            had = "verdict" if sides_of(row) else "answer"
-            what = f"{asked}, but has the {had} {_short(content.answer)} instead of {_short(answer)}"
+            is_judged = isinstance(row, JudgedView)
+            asked = f"judges the responses of {first}" if is_judged else f"asks what {first} asks"
+            had, instead = (repr(text if len(text) <= 60 else f"{text[:57]}...") for text in (content.answer, answer))
+            what = f"{asked}, but has the {'verdict' if is_judged else 'answer'} {had} instead of {instead}"
             yield Finding(kind="contradiction", index=index, location=row.location, what=what)
-
-
-def _short(answer: str) -> str:
-    return repr(answer if len(answer) <= 60 else f"{answer[:57]}...")
 
 
 # The special tokens of common chat templates, used if no model is given.
@@ -403,7 +338,11 @@ def spelled_findings(rows: Mapping[int, Row], control: re.Pattern[str]) -> Itera
                 if isinstance(part, TextPart) and (found := [one[0] for one in control.finditer(part.text)]):
                     counts.setdefault(message.role, Counter()).update(found)
         if counts:
-            what = "; ".join(f"the {role}'s text: {_listed(of_role)}" for role, of_role in counts.items())
+            texts = {
+                role: ", ".join(f"{text} ({count} x)" if count > 1 else text for text, count in of_role.most_common())
+                for role, of_role in counts.items()
+            }
+            what = "; ".join(f"the {role}'s text: {text}" for role, text in texts.items())
             yield Finding(kind="special tokens", index=index, location=row.location, what=what)
 
 
@@ -414,12 +353,8 @@ def _messages(row: Row) -> Iterator[Message]:
             yield said
     if row.prefill:
         yield Message(role="assistant", parts=(TextPart(row.prefill),))
-    for side in sides_of(row):
-        yield from side.turns
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{text} ({count} x)" if count > 1 else text for text, count in counts.most_common())
+    for turns in sides_of(row).values():
+        yield from turns
 
 
 def _refused(check: Callable[[], object]) -> str | None:
@@ -454,29 +389,23 @@ def refusals(rows: Mapping[int, Row]) -> tuple[list[Finding], list[str]]:
     return findings, notes
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenBudget:
-    """The token limits of a training."""
-
-    max_len: int
-    """The most tokens of prompt, images and response together, in the trainer and in the engine."""
-    max_new_tokens: int | None
-    """Tokens reserved for a response; None reserves one."""
-
-    @property
-    def prompt(self) -> int:
-        """The most tokens of a prompt in RL."""
-        return self.max_len - (self.max_new_tokens or 1)
-
-
 class Lengths:
-    """Encodes rows as training and engine do, and compares them with a budget."""
+    """Encodes rows as training and engine do, and compares them with the limits of a training."""
 
-    def __init__(self, model: str, budget: TokenBudget, *, trust_remote_code: bool = False) -> None:
+    def __init__(
+        self, model: str, *, max_len: int, max_new_tokens: int | None, trust_remote_code: bool = False
+    ) -> None:
+        """Load the model's processor.
+
+        Args:
+            max_len: the most tokens of prompt, images and response together, in the trainer and in the engine.
+            max_new_tokens: tokens reserved for a response; None reserves one.
+        """
         self._model = model
         self._checkpoint = Checkpoint(model, trust_remote_code=trust_remote_code)
         self._refusal = _refused(partial(check_embeddings, self._checkpoint))
-        self.budget = budget
+        self.max_len, self.room = max_len, max_new_tokens or 1
+        self.longest_prompt = max_len - self.room
         self.prompts: list[int] = []
         """Tokens of each prompt that was encoded, images included."""
         self.conversations: list[int] = []
@@ -488,8 +417,8 @@ class Lengths:
             return Finding(kind="encoding", index=index, location=row.location, what=self._refusal)
         if isinstance(row, JudgedView):
             check = partial(check_response, first=len(row.messages))
-            wholes = zip(row.sides, row.judged.sides, strict=True)
-            found = [self._finding(index, whole, name=side.name, check=check) for side, whole in wholes]
+            wholes = zip(sides_of(row), row.judged.sides, strict=True)
+            found = [self._finding(index, whole, name=name, check=check) for name, whole in wholes]
             return next((finding for finding in found if finding is not None), None)
         check = partial(check_sample, every_turn=True)
         if row.response is None:
@@ -509,12 +438,11 @@ class Lengths:
             return Finding(kind="encoding", index=index, location=row.location, what=what)
         tokens = len(encoded.token_ids)
         (self.conversations if whole else self.prompts).append(tokens)
-        if whole and tokens > self.budget.max_len:
-            too_long = f"takes {tokens} tokens, more than --max_len {self.budget.max_len}"
+        if whole and tokens > self.max_len:
+            too_long = f"takes {tokens} tokens, more than --max_len {self.max_len}"
             what = f"the prompt with {name} {too_long}" if name else f"{too_long}: SFT leaves it out"
-        elif not whole and tokens > self.budget.prompt:
-            room = self.budget.max_new_tokens or 1
-            what = f"the prompt takes {tokens} tokens and a response {room}, more than --max_len {self.budget.max_len}"
+        elif not whole and tokens > self.longest_prompt:
+            what = f"the prompt takes {tokens} tokens and a response {self.room}, more than --max_len {self.max_len}"
         else:
             return None
         return Finding(kind="length", index=index, location=row.location, what=what)
@@ -525,9 +453,9 @@ class Lengths:
         return control_texts(self._checkpoint.kit, self._checkpoint.processor)
 
     @property
-    def too_long_for_model(self) -> str | None:
-        """A sentence if the budget exceeds the model's positions."""
+    def notes(self) -> list[str]:
+        """A sentence if `max_len` exceeds the model's positions."""
         known = self._checkpoint.config.get_text_config().max_position_embeddings
-        if self.budget.max_len <= known:
-            return None
-        return f"--max_len {self.budget.max_len} is more than the {known} positions of {self._model}; lower it"
+        if self.max_len <= known:
+            return []
+        return [f"--max_len {self.max_len} is more than the {known} positions of {self._model}; lower it"]

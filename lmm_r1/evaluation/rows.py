@@ -19,8 +19,9 @@ from lmm_r1.data.messages import Row, SkippedRow, TextPart, check_asks, images_o
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.mapping import check_embedded_images, map_record
+from lmm_r1.data.recipes.preparation import read_manifest
 from lmm_r1.data.recipes.recipe import Recipe, RecordView, SuiteSampling
-from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files, read_manifest
+from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
@@ -59,8 +60,14 @@ def load_suite(
     Args:
         path: a local copy, a folder made by `prepare_data`, or what `read_records` takes; None takes the hub's dataset.
     """
-    if path is not None and read_manifest(Path(path)) is not None:
-        _check_prepared(recipe, folder=Path(path))
+    if path is not None and (manifest := read_manifest(Path(path))) is not None:
+        if manifest.recipe_sha256 != recipe.digest:
+            same = manifest.recipe == recipe.name
+            found = "an older version of it" if same else f"the recipe {manifest.recipe}"
+            raise UserError(
+                f"suite {recipe.name}: {path} was prepared with {found}; run `lmm-r1 prepare_data {recipe.name} --output "
+                "FOLDER` and give that folder"
+            )
         prepared = read_row_file(path, max_rows=max_rows, bad_rows="skip")
         return prepared.rows, prepared.skipped
     source = _source(recipe, path=path)
@@ -85,18 +92,6 @@ def load_suite(
         )
         raise UserError(f"suite {recipe.name}, {path or recipe.source.dataset}: {first}")
     return rows, skipped
-
-
-def _check_prepared(recipe: Recipe, *, folder: Path) -> None:
-    manifest = read_manifest(folder)
-    assert manifest is not None, "the caller checks this"
-    if manifest.settings.recipe_sha256 != recipe.digest:
-        same = manifest.settings.recipe == recipe.name
-        found = "an older version of it" if same else f"the recipe {manifest.settings.recipe}"
-        raise UserError(
-            f"suite {recipe.name}: {folder} was prepared with {found}; run `lmm-r1 prepare_data {recipe.name} --output "
-            "FOLDER` and give that folder"
-        )
 
 
 def _source(recipe: Recipe, *, path: str | None) -> SourceFiles:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.config.rewards import WeightedPart
-from lmm_r1.data.messages import BadRows, ChangedFile, Row
+from lmm_r1.data.messages import BadRows, Row
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError
@@ -178,8 +178,6 @@ class GroupRollout:
         try:
             shown = await self.shown_row(row)
             return shown, await self.in_thread(self.encoded_prompt, shown)
-        except ChangedFile:
-            raise
         except UserError as error:
             if settings.bad_rows == "skip":
                 raise RefusedPrompt(str(error)) from error

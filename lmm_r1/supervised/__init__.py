@@ -20,8 +20,7 @@ from typing_extensions import Self
 from lmm_r1.config import DPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.config.run_rows import read_judged
 from lmm_r1.data.files import RowFile
-from lmm_r1.data.messages import BadRows, ChangedFile, PreferenceRow
-from lmm_r1.data.preferences import PairFile
+from lmm_r1.data.messages import BadRows, PreferenceRow
 from lmm_r1.data.training_rows import KeptRows, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
@@ -74,7 +73,7 @@ def judged_rows(
     return kept(read_judged(config, path, split=split, check=check))
 
 
-def kept(file: RowFile | PairFile) -> KeptRows[Any]:
+def kept(file: RowFile[Any]) -> KeptRows[Any]:
     """Return the rows of a file, and print its summary."""
     say(with_left_out(file.summary, file.skipped))
     return KeptRows.of(file.path, file.rows, file.skipped)
@@ -106,8 +105,6 @@ def attempt(encode: Callable[[RowT], SampleT | None], row: RowT) -> SampleT | Us
 
 def check_left_out(error: UserError, *, bad_rows: BadRows) -> None:
     """Raise UserError for a row that cannot be encoded, unless the run continues without it."""
-    if isinstance(error, ChangedFile):
-        raise error
     if bad_rows == "stop":
         raise stopped_by(error) from error
 

@@ -109,7 +109,7 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
         ],
         "reproduce": [Case(argv=("quickstart", "--output", "out"), named="first/rows/train")],
         "report": [Case(argv=(str(folder / "run"), "--output", "report.html"), named="report.html")],
-        "check_data": [Case(argv=(rows,), named="check_data.html")],
+        "check_data": [Case(argv=(rows, "--output", "found.json"), named="found.json")],
         "prepare_data": [
             Case(argv=("mathv360k", "--source", str(folder / "mathv360k"), "--output", "out"), named="out")
         ],

@@ -3,26 +3,19 @@
 FUZZ_CASES sets how many cases each test tries.
 """
 
-import csv
 import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from fastapi.testclient import TestClient
 from helpers.chats import reward_client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lmm_r1.data.files import read_records, read_row_file
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.preferences import read_pairs
-from lmm_r1.data.reading import RowReading
-from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 
 FUZZED = settings(
@@ -111,20 +104,6 @@ def test_an_endpoint_answers_or_refuses_every_body(client):
     answered()
 
 
-def test_a_record_is_a_row_or_a_sentence():
-    @FUZZED
-    @given(RECORD)
-    def parsed(record: dict[str, Any]) -> None:
-        said = "rows.jsonl line 1: "
-        try:
-            parse_row(record, location="rows.jsonl line 1", base_dir=Path("/nowhere"))
-        except UserError as error:
-            said = str(error)
-        assert said.startswith("rows.jsonl line 1: ")
-
-    parsed()
-
-
 FILES = st.one_of(
     st.lists(RECORD.map(json.dumps), max_size=4).map("\n".join).map(str.encode),
     st.lists(RECORD, max_size=4).map(json.dumps).map(str.encode),
@@ -146,69 +125,5 @@ def test_a_row_file_is_read_or_refused_by_every_reader(suffix, tmp_path):
         # Any other error fails the test.
         with suppress(UserError):
             readers[which](str(file))
-
-    read()
-
-
-SAMPLES = [
-    file
-    for file in sorted((Path(__file__).parents[2] / "datasets" / "samples").glob("*/*.*"))
-    if file.suffix != ".png"
-]
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the keys that lead to every place in a record."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, held in inner:
-        yield (*path, key)
-        yield from places(held, (*path, key))
-
-
-def damaged(record: Any, data: st.DataObject) -> Any:
-    """Return a record of which up to three places are lost or hold something else."""
-    for _ in range(data.draw(st.integers(min_value=1, max_value=3))):
-        *above, key = data.draw(st.sampled_from(sorted(places(record), key=str) or [()])) or (None,)
-        holder = record
-        for step in above:
-            holder = holder[step]
-        if key is not None and data.draw(st.booleans()):
-            del holder[key]
-        elif key is not None:
-            holder[key] = data.draw(JSON)
-    return record
-
-
-def write_as(file: Path, record: dict[str, Any]) -> None:
-    if file.suffix == ".csv":
-        with file.open("w", newline="", encoding="utf-8", errors="replace") as stream:
-            writer = csv.DictWriter(stream, list(record))
-            writer.writeheader()
-            writer.writerow(record)
-    elif file.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), file)
-    else:
-        file.write_text(json.dumps(record) + "\n")
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
-def test_a_damaged_row_of_every_format_is_read_or_refused(suffix, tmp_path):
-    samples = [(file.parent, next(read_records(str(file)))[0]) for file in SAMPLES]
-    texts = [(folder, json.dumps(record, default=lambda stored: {"bytes": None})) for folder, record in samples]
-    file = tmp_path / f"rows.{suffix}"
-
-    @FUZZED
-    @given(st.data())
-    def read(data: st.DataObject) -> None:
-        folder, text = data.draw(st.sampled_from(texts))
-        record = damaged(json.loads(text), data)
-        try:
-            write_as(file, record)
-        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError, TypeError):
-            # No Parquet file holds it.
-            return
-        reading = RowReading(image_dir=folder)
-        with suppress(UserError):
-            data.draw(st.sampled_from([read_row_file, read_pairs]))(str(file), reading=reading)
 
     read()

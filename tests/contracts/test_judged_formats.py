@@ -1,6 +1,5 @@
 """What every format of judged responses must keep to: its sample is told by its columns, and becomes the rows that stand here."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, TextPart, describe, images_of
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
-from lmm_r1.errors import UserError
 
 SAMPLES = Path(__file__).resolve().parents[2] / "datasets" / "samples" / "judged"
 SAMPLE_ROWS = {
@@ -71,31 +69,3 @@ def test_the_columns_of_a_sample_tell_one_format_of_one_kind(name):
     columns = {column for fields, _, _ in read_records(str(SAMPLES / name)) for column in fields}
     fitting = [row_format.name for row_format in PREFERENCE_ROWS.formats if row_format.fits(columns)]
     assert fitting == [SAMPLE_ROWS[name][0]]
-
-
-@pytest.mark.parametrize("name", SAMPLE_ROWS)
-def test_a_row_without_one_of_its_columns_is_named_with_its_place_or_read(name, tmp_path):
-    """Columns that a row can do without are those that nothing but the record itself would miss."""
-    _, reading, _ = SAMPLE_ROWS[name]
-    (tmp_path / "images").symlink_to(SAMPLES / "images")
-    records = [fields for fields, _, _ in read_records(str(SAMPLES / name))]
-    file = tmp_path / "rows.jsonl"
-    refused = set()
-    for column in records[0]:
-        broken = {key: value for key, value in records[0].items() if key != column}
-        file.write_text("".join(json.dumps(record) + "\n" for record in (broken, records[0])))
-        if broken_is_refused(file, reading):
-            refused.add(column)
-    named = reading.names
-    needed = {named.chosen or "chosen", named.rejected or "rejected", "completions", "text"}
-    assert needed & set(records[0]) <= refused
-
-
-def broken_is_refused(file: Path, reading: RowReading) -> bool:
-    try:
-        read_pairs(str(file), reading=reading)
-        return False
-    except UserError as error:
-        told = str(error)
-    assert told.startswith(f"{file} line 1: ")
-    return True

@@ -1,6 +1,7 @@
 """What is in a loss where images and videos stand in a model's own turns: its words and its end token, nothing of the media."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from helpers.conversations import row as row_of
 from helpers.tables import kits_with
 
 from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, Row, VideoPart
-from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.row_parser import OWN_NAMES, parse_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised.dpo import encode_pair
@@ -106,7 +107,7 @@ def test_the_case_of_an_image_in_an_assistants_turn_teaches_its_words(name, tiny
             json.loads(line),
             location=f"{CASE.name} line {number}",
             base_dir=CASE.parent,
-            message_key="messages",
+            names=replace(OWN_NAMES, prompt="messages"),
             answer_required=False,
         )
         assert learnt(checkpoint, samples_of(checkpoint, row)) == said(checkpoint, "Here it is:Done.")

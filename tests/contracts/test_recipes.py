@@ -12,8 +12,6 @@ from lmm_r1.data.recipes.mapping import check_embedded_images, map_preference, m
 from lmm_r1.data.recipes.recipe import RecordView
 from remote_rm.verifier import Item
 
-REPOSITORY = Path(__file__).parents[2]
-
 
 def mapped(name: str, sample: RecipeSample, folder: Path) -> Row:
     for file in sample.files:
@@ -90,12 +88,6 @@ def test_choices_are_put_in_an_order_that_is_always_the_same_and_not_always_the_
     assert len(set(letters)) == 4
 
 
-def test_distilled_traces_end_with_the_turn_to_learn(tmp_path):
-    row = mapped("clevr_r1_traces", SAMPLES["clevr_r1_traces"], tmp_path)
-    assert [message.role for message in row.messages] == ["user", "assistant"]
-    assert row.messages[1].parts == (TextPart("<think>One, two.</think>\n<answer> 2 </answer>"),)
-
-
 def test_images_stand_where_the_question_has_its_tags(tmp_path):
     row = mapped("journeybench_multi_image", SAMPLES["journeybench_multi_image"], tmp_path)
     kinds = [part.text if isinstance(part, TextPart) else "image" for part in row.messages[0].parts]
@@ -114,13 +106,3 @@ def test_ready_made_messages_keep_their_system_turn_and_find_their_image(tmp_pat
 def test_a_recipe_says_what_is_known_of_its_licence(name):
     recipe = get_recipe(name)
     assert recipe.licence != "unknown" or "licence" in recipe.unchecked
-
-
-def test_the_table_of_recipes_is_complete():
-    table = (REPOSITORY / "datasets/README.md").read_text(encoding="utf-8")
-    for name in recipe_names():
-        (line,) = (line for line in table.splitlines() if line.startswith(f"| `{name}` "))
-        recipe = get_recipe(name)
-        assert f"| {recipe.licence} |" in line, name
-        assert (f"{recipe.rows:,}" in line) if recipe.rows else "| ? |" in line, name
-        assert line.endswith(f"| {', '.join(recipe.unchecked) or 'all checked'} |"), name

@@ -37,7 +37,6 @@ class Expected:
 EXPECTED = {
     name: tuple(Expected(**row) for row in rows) for name, rows in frozen("contracts/row_formats", "rows").items()
 }
-BROKEN = frozen("contracts/row_formats", "broken")
 
 
 def sample_of(name: str) -> Path:
@@ -70,7 +69,7 @@ def seen(row: Row, *, columns: Collection[str]) -> Expected:
 
 
 def test_every_format_has_its_name_its_sample_and_what_becomes_of_it():
-    assert set(typing.get_args(FormatName)) == set(FORMATS) == set(EXPECTED) == set(BROKEN)
+    assert set(typing.get_args(FormatName)) == set(FORMATS) == set(EXPECTED)
     assert all(sample_of(name).is_file() for name in FORMATS)
 
 
@@ -116,19 +115,6 @@ def test_a_sample_can_be_asked_and_answered(name):
     shown = [demonstration(row) for row in read_row_file(str(file), answer_required=False).rows.values()]
     assert all(row.messages[-1].role == "assistant" for row in shown)
     assert [row.messages[:-1] for row in shown] == [row.messages for row in rows]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_row_without_what_its_format_needs_is_named_with_its_place(name, tmp_path):
-    column, sentence = BROKEN[name]
-    records = [fields for fields, _, _ in read_records(str(sample_of(name)))]
-    images = SAMPLES / name
-    lines = [records[1], {key: value for key, value in records[0].items() if key != column}]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(UserError) as raised:
-        read_row_file(str(tmp_path / "rows.jsonl"), reading=RowReading(format=name, image_dir=images))
-    assert str(raised.value).startswith(f"{tmp_path}/rows.jsonl line ")
-    assert sentence in str(raised.value)
 
 
 def test_columns_that_fit_two_formats_are_an_error_that_names_both(tmp_path):

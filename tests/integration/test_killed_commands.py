@@ -61,8 +61,9 @@ def adapter(folder: Path) -> None:
 
 COMMANDS = {
     "merge": (adapter, ["--adapter", "input/adapter", "--output", "output"], "output"),
-    "check_data": (rows, ["input/rows.jsonl", "--html", "output.html"], "output.html"),
+    "check_data": (rows, ["input/rows.jsonl", "--output", "output.json"], "output.json"),
     "report": (run_folder, ["input", "--output", "output.html"], "output.html"),
+    "prepare_data": (published_copy, ["mathv360k", "--source", "input", "--output", "output"], "output"),
     "make_task": (rows, ["digits", "--rows", "200", "--output", "output"], "output"),
 }
 

@@ -47,19 +47,16 @@ def _lmm_r1(columns: Columns) -> RowFields:
     is_text = isinstance(prompt, str) and not _JSON_MESSAGES.match(prompt)
     images = columns.images("images", *(("image",) if is_text else ()))
     messages = with_surroundings(media_first(prompt, images), columns=columns)
+    turns = written_messages(messages)
+    responds = not isinstance(turns, str) and _split_last(listed(turns))[1] is not None
     return RowFields(
         messages=messages,
         answer=gold_answer(columns, "answer"),
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
-        response=NOTHING if _ends_with_response(messages) else columns.take("solution"),
+        response=NOTHING if responds else columns.take("solution"),
     )
-
-
-def _ends_with_response(prompt: Any) -> bool:
-    turns = written_messages(prompt)
-    return not isinstance(turns, str) and _split_last(listed(turns))[1] is not None
 
 
 def gold_answer(columns: Columns, *names: str) -> Column:
@@ -188,16 +185,13 @@ def _text_of(message: Mapping[str, Any], *, columns: Columns) -> str:
     return "".join(map(str, texts))
 
 
-def _sharegpt(columns: Columns) -> RowFields:
-    return _conversation(columns, images=columns.images("images"))
-
-
-def _llava(columns: Columns) -> RowFields:
-    return _conversation(columns, images=columns.images("image", "images"))
-
-
 def _conversation(columns: Columns, *, images: Column) -> RowFields:
-    before, last = _split_last(with_surroundings(_turns(columns), columns=columns))
+    turns = columns.prompt("conversations")
+    # Its text is JSON or a Python literal, which is never executed.
+    turns = read_list(turns) if isinstance(turns, str) else turns
+    if not isinstance(turns, Sequence):
+        columns.fail('"conversations" must be a list of turns, or the text of one in JSON or as a Python literal')
+    before, last = _split_last(with_surroundings(turns, columns=columns))
     answer = columns.answer("answer")
     return RowFields(
         messages=before,
@@ -222,30 +216,15 @@ def _ordered(columns: Columns) -> Column:
         columns.fail(
             f'"image_names" has {len(names)} names for {len(entries)} images in "{images.name}"; each needs one'
         )
-    places = [_place_of(str(name)) for name in names]
-    if None in places:
-        # Other names do not indicate an order.
-        return images
-    order = sorted(range(len(entries)), key=lambda index: places[index] or (0, 0))
+    places = []
+    for name in map(str, names):
+        found = _ORIGINAL.fullmatch(name) or _OBSERVATION.fullmatch(name)
+        if found is None:
+            # Other names do not indicate an order.
+            return images
+        places.append((found.re is _OBSERVATION, int(found[1] or 0)))
+    order = sorted(range(len(entries)), key=places.__getitem__)
     return Column(name=images.name, value=[entries[index] for index in order])
-
-
-def _place_of(name: str) -> tuple[int, int] | None:
-    """Return the sort key of an image's name, None for a name that is neither an original image nor an observation."""
-    for kind, pattern in enumerate((_ORIGINAL, _OBSERVATION)):
-        if found := pattern.fullmatch(name):
-            return kind, int(found[1] or 0)
-    return None
-
-
-def _turns(columns: Columns) -> Sequence[Any]:
-    """Return the turns of a conversation: a list, or its text as JSON or as a Python literal, which is never executed."""
-    turns = columns.prompt("conversations")
-    if isinstance(turns, str):
-        turns = read_list(turns)
-    if not isinstance(turns, Sequence):
-        columns.fail('"conversations" must be a list of turns, or the text of one in JSON or as a Python literal')
-    return turns
 
 
 def read_list(text: str) -> list[Any] | None:
@@ -279,18 +258,15 @@ def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
     Raises:
         UserError: the row has a history that is not a list of pairs, or two different system turns.
     """
-    before = [*_system(columns), *_history(columns)]
+    system = columns.text("system")
+    before: list[dict[str, object]] = [] if system is None else [{"role": "system", "content": system}]
+    before += _history(columns)
     if before and isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
         prompt = read_list(prompt) or prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         turns = [chat_message(turn) for turn in prompt]
         return [*_without_repeated_system(before, turns, columns=columns), *turns]
     return [*before, {"role": "user", "content": prompt}] if before else prompt
-
-
-def _system(columns: Columns) -> list[dict[str, object]]:
-    system = columns.text("system")
-    return [] if system is None else [{"role": "system", "content": system}]
 
 
 def _history(columns: Columns) -> list[dict[str, object]]:
@@ -365,14 +341,14 @@ CHATS = (
         source="ShareGPT",
         needs=(("conversations",),),
         without=("image", "image_names", "chosen", "rejected"),
-        adapt=_sharegpt,
+        adapt=lambda columns: _conversation(columns, images=columns.images("images")),
     ),
     RowFormat(
         name="llava",
         source="LLaVA",
         needs=(("conversations",), ("image",)),
         without=("image_names", "chosen", "rejected"),
-        adapt=_llava,
+        adapt=lambda columns: _conversation(columns, images=columns.images("image", "images")),
     ),
     RowFormat(
         name="mini_o3_cold_start",

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -241,24 +242,18 @@ def _completions(columns: Columns) -> list[tuple[int, Mapping[str, Any]]]:
 
 def _mean_rating(completion: Mapping[str, Any], number: int, *, columns: Columns) -> float:
     """Return the mean of a completion's ratings, ignoring aspects without a number, such as N/A."""
-    aspects = completion.get("annotations")
-    given = aspects.values() if isinstance(aspects, Mapping) else ()
-    ratings = [rating for aspect in given if (rating := _rating(aspect)) is not None]
+    aspects, ratings = completion.get("annotations"), []
+    for aspect in aspects.values() if isinstance(aspects, Mapping) else ():
+        rating: Any = aspect.get("Rating") if isinstance(aspect, Mapping) else None
+        with suppress(ValueError, OverflowError, TypeError):
+            ratings.append(float(rating))
+    ratings = list(filter(math.isfinite, ratings))
     if not ratings:
         columns.fail(
             f'completion {number} of "completions" has no "Rating" that is a number in its "annotations"; rate it, or leave it '
             "out"
         )
     return sum(ratings) / len(ratings)
-
-
-def _rating(aspect: Any) -> float | None:
-    value = aspect.get("Rating") if isinstance(aspect, Mapping) else None
-    try:
-        rating = float(value) if isinstance(value, (str, int, float)) else math.nan
-    except (ValueError, OverflowError):
-        return None
-    return rating if math.isfinite(rating) else None
 
 
 PREFERENCES = (

@@ -22,7 +22,6 @@ from lmm_r1.data.formats.chats import (
     written_messages,
 )
 from lmm_r1.data.formats.row_format import Column, Columns, Record, RowFields, RowFormat, filled, is_empty, listed
-from lmm_r1.data.messages import StoredBytes
 
 OPTIONS = string.ascii_uppercase[:10]
 CHOOSE = "Answer with the letter of the right option."
@@ -307,9 +306,7 @@ def _written(turn: Any) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Return a part without empty fields, with its text stripped, and with the bytes of a row file read."""
-    if isinstance(part, StoredBytes):
-        return part.read()
+    """Return a part without empty fields, with its text stripped."""
     if not isinstance(part, Mapping):
         return part
     text = part.get("text")

@@ -88,7 +88,12 @@ class _Mapper:
         if recipe.messages is not None:
             return self._ready_made(self.view.first((recipe.messages,)))
         assert recipe.prompt is not None, "a recipe has a prompt or ready-made messages"
-        images = [self._image_part(image) for image in self._images()]
+        bound = {"max_pixels": recipe.max_pixels} if recipe.max_pixels else {}
+        if recipe.images_from == "all":
+            found = [image for name in recipe.images for image in listed(self.view.value(name))]
+        else:
+            found = listed(self.view.first(recipe.images)) if recipe.images else []
+        images = [{"type": "image", "image": self._located(image), **bound} for image in found]
         content = self._content(self._filled(recipe.prompt, choices), images)
         system = [{"role": "system", "content": recipe.system}] if recipe.system else []
         return [*system, {"role": "user", "content": content}]
@@ -121,17 +126,6 @@ class _Mapper:
             values[field] = text.strip()
         return string.Formatter().vformat(template, (), values).strip()
 
-    def _images(self) -> list[Any]:
-        if not self.recipe.images:
-            return []
-        if self.recipe.images_from == "all":
-            return [image for name in self.recipe.images for image in listed(self.view.value(name))]
-        return listed(self.view.first(self.recipe.images))
-
-    def _image_part(self, image: Any) -> dict[str, object]:
-        bound = {"max_pixels": self.recipe.max_pixels} if self.recipe.max_pixels else {}
-        return {"type": "image", "image": self._located(image), **bound}
-
     def _located(self, image: Any) -> Any:
         # Hugging Face's image feature holds the bytes, or only a path.
         if isinstance(image, Mapping) and image.get("bytes") is None and isinstance(image.get("path"), str):
@@ -151,15 +145,13 @@ class _Mapper:
                 raise self.view.fail(f"the messages are not valid JSON: {error}") from error
         if not isinstance(value, Sequence):
             raise self.view.fail(f"the messages must be a list, not {type(value).__name__}")
-        return [self._with_located_images(message) for message in value]
-
-    def _with_located_images(self, message: Any) -> Any:
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), Sequence):
-            return message
-        content = message["content"]
-        if isinstance(content, str):
-            return message
-        return {**message, "content": [self._located_part(part) for part in content]}
+        messages = []
+        for message in value:
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if isinstance(content, Sequence) and not isinstance(content, str):
+                message = {**message, "content": [self._located_part(part) for part in content]}
+            messages.append(message)
+        return messages
 
     def _located_part(self, part: Any) -> Any:
         if not isinstance(part, Mapping) or part.get("type") not in ("image", "image_url"):

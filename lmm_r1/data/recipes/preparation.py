@@ -1,75 +1,77 @@
-"""Writes a recipe's rows into a folder; a killed job resumes, with the same bytes at the end.
-
-The folder is written next to its final place, under a name that every session of the job finds again, and is moved when
-complete. Images are named after their content, so that an image of many questions is stored once.
-"""
+"""Writes a recipe's rows into a folder. Images are named after their content: one of many questions is stored once."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import io
-import os
+import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
-from lmm_r1.data.images import fetched, load_image
-from lmm_r1.data.messages import (
-    ImagePart,
-    Message,
-    Part,
-    PreferenceRow,
-    Row,
-    SkippedRow,
-    StoredBytes,
-    decode_base64,
-    kind_of,
-    open_image,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record, check_writable, row_folder
+from lmm_r1.data.images import encoded_image, load_image
+from lmm_r1.data.messages import ImagePart, Message, SkippedRow, open_image, with_images
 from lmm_r1.data.reading import read_skipped
 from lmm_r1.data.recipes.mapping import map_preference, map_record
 from lmm_r1.data.recipes.recipe import Recipe, RecordView
-from lmm_r1.data.recipes.sources import (
-    LEFT_OUT_FILE,
-    MANIFEST_FILE,
-    FileHash,
-    JobSettings,
-    Manifest,
-    MediaFiles,
-    SourceFiles,
-    file_hashes,
-    hash_files,
-    hub_files,
-    local_files,
-    read_manifest,
-    sha256_of,
-)
+from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable, write_bytes_atomically
-from lmm_r1.files.json_files import append_json_lines, cut_torn_line, read_json_object, write_json_object
+from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
+from lmm_r1.files.json_files import append_json_lines
 
-STATE_FILE = "state.json"
-LOCK_FILE = "lock"
+MANIFEST_FILE = "manifest.json"
+LEFT_OUT_FILE = "left_out.jsonl"
+"""Lists the rows that could not be used, one per line, with the reasons."""
+PARTS = (ROWS_FILE, IMAGES_FOLDER, MANIFEST_FILE, LEFT_OUT_FILE)
 UNPACKED_FOLDER = "unpacked"
 _HASH_DIGITS = 24
-PARTS = {ROWS_FILE, IMAGES_FOLDER, MANIFEST_FILE, LEFT_OUT_FILE}
-OWN = {STATE_FILE, LOCK_FILE}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparationProgress:
-    """How far the job is."""
+class Manifest(BaseModel):
+    """One prepared folder."""
 
+    model_config = ConfigDict(frozen=True)
+
+    recipe: str
+    recipe_sha256: str
+    origin: str
+    """The dataset on the hub, or the local copy as given."""
+    max_rows: int | None
+    dataset: str | None
+    split: str
+    revision: str | None
+    """The commit of the dataset on the hub; None for a local copy."""
+    licence: str
+    unchecked: Mapping[str, str]
+    """What of the recipe was not compared with the published files."""
     read: int
     kept: int
+    filtered: Mapping[str, int]
+    """How many rows each condition of the recipe removed, by its column."""
     left_out: int
-    total: int | None
-    """Records of the source, if known."""
+    """Matching rows that could not be used, listed in `LEFT_OUT_FILE`."""
+    images: int
+    rows_sha256: str
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a prepared folder, None if there is none; raises UserError for a damaged one."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        return None
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise UserError(
+            f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}; prepare the folder again"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,16 @@ class Prepared:
     """Whether the folder was complete already, so that nothing was done."""
 
 
+@dataclass(kw_only=True)
+class RecipeCounts:
+    """How far a job is."""
+
+    filtered: dict[str, int]
+    left_out: list[SkippedRow] = field(default_factory=list)
+    read: int = 0
+    kept: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
     """One job: a recipe, its source files, and the output."""
@@ -92,98 +104,66 @@ class Preparation:
     """A local copy; None downloads the dataset from the hub."""
     max_rows: int | None = None
     """The number of matching rows to take, from the start; None takes all."""
-    say: Callable[[str], None] = lambda _: None
-    """Called with a sentence about each step."""
-    show: Callable[[PreparationProgress], None] = lambda _: None
+    show: Callable[[RecipeCounts], None] = lambda _: None
     """Called after each record."""
 
-    @property
-    def settings(self) -> JobSettings:
-        """What the rows depend on, except for the content of the files."""
-        origin = str(self.source or self.recipe.source.dataset)
-        return JobSettings(
-            recipe=self.recipe.name, recipe_sha256=self.recipe.digest, origin=origin, max_rows=self.max_rows
-        )
-
-    @property
-    def partial(self) -> Path:
-        """The folder in which the rows are written until they are complete."""
-        output = Path(os.path.abspath(self.output))
-        return output.with_name(f".{output.name}.partial")
-
     def run(self, *, overwrite: bool = False) -> Prepared:
-        """Write the rows, or resume writing them; does nothing if the folder is complete.
+        """Write the rows; does nothing if the folder is complete.
 
         Args:
-            overwrite: replace an existing folder of rows, and start over a job that was begun with other settings.
+            overwrite: replace an existing folder of rows.
 
         Raises:
-            UserError: the dataset is not available, the folder is in use or was begun with other settings, no row can be
+            UserError: the dataset is not available, the folder is in use or was made with other settings, no row can be
                 used, or nothing can be written.
         """
-        self._check_output(overwrite=overwrite)
-        complete = None if overwrite else self._complete()
-        if complete is not None:
-            return complete
+        recipe = self.recipe
+        settings: dict[str, str | int | None] = {
+            "recipe": recipe.name,
+            "recipe_sha256": recipe.digest,
+            "origin": str(self.source or recipe.source.dataset),
+            "max_rows": self.max_rows,
+        }
+        made = None if overwrite else read_manifest(self.output)
+        if made is not None:
+            self._check_same(made, settings)
+            skipped = read_skipped(self.output / LEFT_OUT_FILE)
+            return Prepared(manifest=made, left_out=skipped, was_complete=True)
+        check_writable(self.output, overwrite=overwrite, parts=PARTS)
         source = self._files()
-        with _locked(self.partial, output=self.output):
-            # Another session may have finished the job in the meantime.
-            complete = None if overwrite else self._complete()
-            if complete is not None:
-                shutil.rmtree(self.partial)
-                return complete
-            hashes = self._begin(source, overwrite=overwrite)
-            unpack_into = self.partial / UNPACKED_FOLDER
+        with row_folder(self.output, overwrite=overwrite, parts=PARTS) as folder:
+            unpack_into = folder / UNPACKED_FOLDER
             with MediaFiles(source.media, folder=source.folder, unpack_into=unpack_into) as finder:
-                counts = _Writer(self, source=source, finder=finder).write()
+                counts = self._write(source, folder=folder, finder=finder)
+            shutil.rmtree(unpack_into, ignore_errors=True)
+            images = folder / IMAGES_FOLDER
             manifest = Manifest(
-                settings=self.settings,
-                dataset=self.recipe.source.dataset,
-                split=self.recipe.source.split,
+                **settings,  # type: ignore[arg-type]
+                dataset=recipe.source.dataset,
+                split=recipe.source.split,
                 revision=source.revision,
-                licence=self.recipe.licence,
-                unchecked={str(aspect): assumed for aspect, assumed in self.recipe.unchecked.items()},
-                files=tuple(hashes),
+                licence=recipe.licence,
+                unchecked={str(aspect): assumed for aspect, assumed in recipe.unchecked.items()},
                 read=counts.read,
                 kept=counts.kept,
                 filtered=counts.filtered,
                 left_out=len(counts.left_out),
-                images=counts.images,
-                rows_sha256=sha256_of(self.partial / ROWS_FILE),
+                images=len(list(images.iterdir())) if images.is_dir() else 0,
+                rows_sha256=hashlib.sha256((folder / ROWS_FILE).read_bytes()).hexdigest(),
             )
-            self._finish(manifest)
+            write_atomically(folder / MANIFEST_FILE, text=json.dumps(manifest.model_dump(), indent=2) + "\n")
         return Prepared(manifest=manifest, left_out=counts.left_out, was_complete=False)
 
-    def _check_output(self, *, overwrite: bool) -> None:
-        check_creatable(self.output, flag="--output")
-        if not self.output.exists():
-            return
-        if not self.output.is_dir():
-            raise UserError(f"--output {self.output} is a file; name a folder")
-        names = {entry.name for entry in self.output.iterdir()}
-        if names and not overwrite and MANIFEST_FILE not in names:
-            raise UserError(f"--output {self.output} is not empty; name another folder or add --overwrite")
-        foreign = sorted(names - PARTS - OWN)
-        if foreign:
+    def _check_same(self, made: Manifest, settings: Mapping[str, str | int | None]) -> None:
+        for name, now in settings.items():
+            was = getattr(made, name)
+            # Without a copy, the rows may be those of one that was given before.
+            if was == now or (name == "origin" and self.source is None):
+                continue
+            other = f"version of the recipe {made.recipe}" if name == "recipe_sha256" else f"{name} ({was}, now {now})"
             raise UserError(
-                f"--output {self.output} holds {foreign[0]}, which is not part of a row folder; name another folder"
+                f"--output {self.output} was made with another {other}; name another folder or add --overwrite"
             )
-
-    def _complete(self) -> Prepared | None:
-        """Return the finished folder of the same job; raises UserError if it belongs to another job."""
-        found = read_manifest(self.output)
-        if found is None:
-            return None
-        # Without a copy, the rows may be those of one that was given before.
-        wanted = self.settings if self.source else replace(self.settings, origin=found.settings.origin)
-        difference = found.settings.difference(wanted)
-        if difference:
-            raise UserError(
-                f"--output {self.output} was made with another {difference}; name another folder or add --overwrite"
-            )
-        # A session that was killed at its very end may have left these.
-        _remove(self.output, names=OWN)
-        return Prepared(manifest=found, left_out=read_skipped(self.output / LEFT_OUT_FILE), was_complete=True)
 
     def _files(self) -> SourceFiles:
         recipe = self.recipe
@@ -194,7 +174,6 @@ class Preparation:
                 f"recipe {recipe.name}: the hub has no dataset for it; give a local copy with --source PATH: "
                 f"{recipe.source.obtain}"
             )
-        self.say(f"asking the Hugging Face hub for {recipe.source.dataset}")
         try:
             return hub_files(recipe)
         except UserError as error:
@@ -205,230 +184,77 @@ class Preparation:
                 "consent needs `hf auth login` first), and give that folder here with --source FOLDER"
             ) from error
 
-    def _begin(self, source: SourceFiles, *, overwrite: bool) -> list[FileHash]:
-        """Check what an earlier session left, and return the hashes of the files."""
-        state_file = self.partial / STATE_FILE
-        state = read_json_object(state_file) if state_file.exists() else None
-        known = [] if state is None else file_hashes(state.get("files"), place=str(state_file))
-        hashes = hash_files(source, known=known, report=self.say)
-        if state is None:
-            _clear(self.partial)
-        else:
-            difference = JobSettings.of(state, place=str(state_file)).difference(self.settings)
-            if difference is None and _contents(known) != _contents(hashes):
-                difference = "content of the source files"
-            if difference and not overwrite:
-                raise UserError(
-                    f"--output {self.output} was begun with another {difference}; name another folder, or add "
-                    "--overwrite to start over"
-                )
-            if difference:
-                _clear(self.partial)
-        write_json_object(state_file, {**asdict(self.settings), "files": [asdict(entry) for entry in hashes]})
-        return hashes
-
-    def _finish(self, manifest: Manifest) -> None:
-        # Unpacked archives, and files that a killed session was writing.
-        _remove(self.partial, names={entry.name for entry in self.partial.iterdir()} - PARTS - OWN)
-        _remove(self.partial / IMAGES_FOLDER, names={file.name for file in self.images() if file.name[0] == "."})
-        write_json_object(self.partial / MANIFEST_FILE, manifest.record())
-        replaced = self.partial.with_name(f".{self.output.name}.replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if self.output.exists():
-            self.output.rename(replaced)
-        self.partial.rename(self.output)
-        shutil.rmtree(replaced, ignore_errors=True)
-        _remove(self.output, names=OWN)
-
-    def images(self) -> list[Path]:
-        """Return the images written so far, including unfinished ones."""
-        folder = self.partial / IMAGES_FOLDER
-        return list(folder.iterdir()) if folder.is_dir() else []
-
-
-@dataclass(kw_only=True)
-class _Counts:
-    filtered: dict[str, int]
-    left_out: list[SkippedRow] = field(default_factory=list)
-    read: int = 0
-    kept: int = 0
-    images: int = 0
-
-
-class _Writer:
-    """Appends rows to the partial folder; counts what earlier sessions wrote instead of making it again.
-
-    The filters are applied again each time, which is cheap. Whether a matching record was kept or left out is known from
-    the lines that exist.
-    """
-
-    def __init__(self, job: Preparation, *, source: SourceFiles, finder: MediaFiles) -> None:
-        self.job = job
-        self.source = source
-        self.finder = finder
-        self.rows_file = job.partial / ROWS_FILE
-        self.left_out_file = job.partial / LEFT_OUT_FILE
-        self.images = job.partial / IMAGES_FOLDER
-        self.names = {file.stem: file.name for file in job.images() if file.name[0] != "."}
-
-    def write(self) -> _Counts:
-        recipe = self.job.recipe
-        written = _count_lines(self.rows_file)
-        cut_torn_line(self.left_out_file)
-        known = {row.index: row for row in read_skipped(self.left_out_file)}
-        if written or known:
-            self.job.say(f"resuming after {written + len(known):,} rows of an earlier session")
-        counts = _Counts(filtered=dict.fromkeys(recipe.where, 0))
-        total = self.source.row_count()
-        for index, record in enumerate(self.source.records(split=recipe.source.split)):
-            if self.job.max_rows is not None and counts.kept + len(counts.left_out) >= self.job.max_rows:
+    def _write(self, source: SourceFiles, *, folder: Path, finder: MediaFiles) -> RecipeCounts:
+        recipe = self.recipe
+        counts = RecipeCounts(filtered=dict.fromkeys(recipe.where, 0))
+        names: dict[str, str] = {}
+        for index, record in enumerate(source.records(split=recipe.source.split)):
+            if self.max_rows is not None and counts.kept + len(counts.left_out) >= self.max_rows:
                 break
             counts.read += 1
-            if index in known:
-                counts.left_out.append(known[index])
-            else:
-                self._take(index, record, counts=counts, written=written)
-            progress = PreparationProgress(
-                read=counts.read, kept=counts.kept, left_out=len(counts.left_out), total=total
-            )
-            self.job.show(progress)
-        if counts.kept == 0:
-            _clear(self.job.partial)
-            first = f"the first: {counts.left_out[0].reason}" if counts.left_out else f"filtered: {counts.filtered}"
-            raise UserError(f"recipe {recipe.name}: none of {counts.read:,} rows can be used; {first}")
-        counts.images = len(self.names)
-        return counts
-
-    def _take(self, index: int, record: Record, *, counts: _Counts, written: int) -> None:
-        columns, location, _ = record
-        recipe = self.job.recipe
-        try:
-            failed = RecordView(columns, recipe=recipe, location=location).failed_filter()
+            columns, location, _ = record
+            new: dict[str, tuple[str, bytes]] = {}
+            try:
+                failed = RecordView(columns, recipe=recipe, location=location).failed_filter()
+                row = (
+                    None
+                    if failed
+                    else _stored_row(record, partial(_named, names=names, new=new), recipe=recipe, finder=finder)
+                )
+            except UserError as error:
+                skipped = SkippedRow(index=index, reason=str(error))
+                append_json_lines(folder / LEFT_OUT_FILE, [asdict(skipped)], readable=True)
+                counts.left_out.append(skipped)
+                continue
+            # Outside of the handler: a full disk ends the job, and is not the row's fault.
             if failed is not None:
                 counts.filtered[failed] += 1
-                return
-            if counts.kept < written:
+            if row is not None:
+                for digest, (name, data) in new.items():
+                    write_bytes_atomically(folder / name, data=data)
+                    names[digest] = name
+                append_json_lines(folder / ROWS_FILE, [row], readable=True)
                 counts.kept += 1
-                return
-            images: dict[str, bytes] = {}
-            if recipe.format is None:
-                stored = self._stored(map_record(record, recipe=recipe, finder=self.finder), images)
-            else:
-                stored = self._stored_pair(map_preference(record, recipe=recipe, finder=self.finder), images)
-        except UserError as error:
-            left_out = SkippedRow(index=index, reason=str(error))
-            _append(self.left_out_file, asdict(left_out))
-            counts.left_out.append(left_out)
-            return
-        # Outside of the handler: a full disk ends the job, and is not the row's fault.
-        for name, data in images.items():
-            write_bytes_atomically(self.images / name, data=data)
-            self.names[Path(name).stem] = name
-        _append(self.rows_file, stored)
-        counts.kept += 1
+            self.show(counts)
+        if counts.kept == 0:
+            first = f"the first: {counts.left_out[0].reason}" if counts.left_out else f"filtered: {counts.filtered}"
+            raise UserError(f"recipe {recipe.name}: none of {counts.read:,} rows can be used; {first}")
+        return counts
 
-    def _stored(self, row: Row, new: dict[str, bytes]) -> dict[str, object]:
-        """Return the row with images by name; adds images that are not stored yet to `new`."""
-        messages = self._named(row.messages, new, location=row.location)
+
+def _stored_row(
+    record: Record, named: Callable[..., list[dict[str, object]]], *, recipe: Recipe, finder: MediaFiles
+) -> dict[str, object]:
+    """Return the row of a record; `named` returns messages with their images by name."""
+    if recipe.format is None:
+        row = map_record(record, recipe=recipe, finder=finder)
+        messages = named(row.messages, location=row.location)
         return {"messages": messages, "answer": row.answer, "datasource": row.datasource}
-
-    def _stored_pair(self, row: PreferenceRow, new: dict[str, bytes]) -> dict[str, object]:
-        """Return the same for a preference, in the form that `batch_inference` writes."""
-        sides = {"prompt": row.messages, "chosen": row.chosen, "rejected": row.rejected}
-        stored: dict[str, object] = {
-            name: self._named(messages, new, location=row.location) for name, messages in sides.items()
-        }
-        judged = {"margin": row.margin, "chosen_score": row.chosen_score, "rejected_score": row.rejected_score}
-        given = {name: number for name, number in judged.items() if number is not None}
-        return {**stored, **given, "datasource": row.datasource}
-
-    def _named(self, messages: Sequence[Message], new: dict[str, bytes], *, location: str) -> list[dict[str, object]]:
-        def stored(part: Part) -> Part:
-            if not isinstance(part, ImagePart):
-                return part
-            data = _encoded(part, location=location)
-            stem = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
-            name = self.names.get(stem) or f"{stem}.{_format(part, data, location=location)}"
-            if stem not in self.names:
-                new[name] = data
-            return replace(part, source=f"{IMAGES_FOLDER}/{name}")
-
-        return stored_messages([replace(message, parts=tuple(map(stored, message.parts))) for message in messages])
+    # The form that `batch_inference` writes.
+    pair = map_preference(record, recipe=recipe, finder=finder)
+    sides = {"prompt": pair.messages, "chosen": pair.chosen, "rejected": pair.rejected}
+    judged = {"margin": pair.margin, "chosen_score": pair.chosen_score, "rejected_score": pair.rejected_score}
+    return {
+        **{name: named(messages, location=pair.location) for name, messages in sides.items()},
+        **{name: number for name, number in judged.items() if number is not None},
+        "datasource": pair.datasource,
+    }
 
 
-def _encoded(part: ImagePart, *, location: str) -> bytes:
-    source = fetched(part, location=location).source
-    if isinstance(source, StoredBytes):
-        return source.read()
-    if isinstance(source, bytes):
-        return source
-    assert isinstance(source, str), "records hold images as bytes or text"
-    if kind_of(source) == "path":
-        return Path(source).read_bytes()
-    try:
-        return decode_base64(source)
-    except ValueError as error:
-        raise UserError(f"{location}: an image cannot be read: {error}") from error
+def _named(
+    messages: Sequence[Message], *, location: str, names: Mapping[str, str], new: dict[str, tuple[str, bytes]]
+) -> list[dict[str, object]]:
+    """Return messages with images by the names of their files; adds those that are not among `names` to `new`."""
 
+    def stored(part: ImagePart) -> ImagePart:
+        data = encoded_image(part, location=location)
+        digest = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
+        if digest in names:
+            return replace(part, source=names[digest])
+        load_image(replace(part, source=data), location=location)
+        with open_image(io.BytesIO(data)) as image:
+            name = f"{IMAGES_FOLDER}/{digest}.{str(image.format).lower()}"
+        new[digest] = name, data
+        return replace(part, source=name)
 
-def _format(part: ImagePart, data: bytes, *, location: str) -> str:
-    load_image(replace(part, source=data), location=location)
-    with open_image(io.BytesIO(data)) as image:
-        return str(image.format).lower()
-
-
-def _append(file: Path, line: Mapping[str, object]) -> None:
-    try:
-        append_json_lines(file, [line], readable=True)
-    except OSError as error:
-        raise UserError(
-            f"{file}: cannot be written ({error.strerror}); free space and repeat the command, which resumes the job"
-        ) from error
-
-
-def _count_lines(file: Path) -> int:
-    """Return the number of complete lines; an incomplete last line is cut off."""
-    cut_torn_line(file)
-    if not file.exists():
-        return 0
-    with file.open("rb") as lines:
-        return sum(1 for _ in lines)
-
-
-def _contents(hashes: list[FileHash]) -> list[tuple[str, str]]:
-    return [(entry.name, entry.sha256) for entry in hashes]
-
-
-def _clear(folder: Path) -> None:
-    _remove(folder, names={entry.name for entry in folder.iterdir()} - {LOCK_FILE})
-
-
-def _remove(folder: Path, *, names: Set[str]) -> None:
-    for name in sorted(names):
-        if (folder / name).is_dir():
-            shutil.rmtree(folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, *, output: Path) -> Iterator[None]:
-    """Keep other sessions out of the folder; the lock ends with the process."""
-    with contextlib.ExitStack() as held:
-        while True:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                lock = held.enter_context((folder / LOCK_FILE).open("ab"))
-            except OSError as error:
-                raise UserError(
-                    f"--output {output}: cannot be written ({error.strerror}); choose another place"
-                ) from error
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(f"--output {output}: another prepare_data is writing it; wait for it") from error
-            # A session that finished in the meantime has moved the folder, together with the lock file opened here.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / LOCK_FILE)):
-                    break
-        yield
+    return stored_messages(with_images(messages, stored))

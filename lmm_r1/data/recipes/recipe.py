@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from lmm_r1.errors import UserError
@@ -27,23 +26,23 @@ from remote_rm.answers.extraction import last_boxed
 CHOICES_FIELD = "choices"
 """In a prompt, `{choices}` is replaced by the lettered choices."""
 
+
+def _regular(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
+    return pattern
+
+
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Pattern = Annotated[str, AfterValidator(_regular)]
+"""A regular expression."""
 Scalar = str | int | bool
 Aspect = Literal["files", "columns", "answer", "split", "rows", "licence"]
 """The aspects of a recipe that can be checked against the published dataset."""
 PreferenceFormat = Literal["preference", "rlhf_v", "vlfeedback"]
-_OF_PREFERENCES = {
-    "name",
-    "description",
-    "source",
-    "licence",
-    "rows",
-    "unchecked",
-    "where",
-    "images",
-    "image_prefix",
-    "format",
-}
+_OF_PREFERENCES = set("name description source licence rows unchecked where images image_prefix format".split())
 
 
 class _Checked(BaseModel):
@@ -64,7 +63,6 @@ class RecipeSource(_Checked):
     """Patterns of the images that rows name by path: archives (zip, tar, tar.gz) or image files."""
     obtain: str | None = None
     """How to get a local copy, if there is no dataset on the hub."""
-    """Where there is no dataset: how to get a local copy."""
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
@@ -88,8 +86,8 @@ class SuiteSampling(_Checked):
 class Condition(_Checked):
     """A test of a column other than equality."""
 
-    matches: str | None = None
-    """A regular expression that must be found in the value."""
+    matches: Pattern | None = None
+    """It must be found in the value."""
     filled: bool | None = None
     """Whether there must be a value."""
 
@@ -98,11 +96,6 @@ class Condition(_Checked):
         if (self.matches is None) == (self.filled is None):
             raise ValueError("give either matches or filled")
         return self
-
-    @field_validator("matches")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        return pattern and _regular(pattern)
 
 
 class Recipe(_Checked):
@@ -143,16 +136,16 @@ class Recipe(_Checked):
     of whole numbers."""
     answer_in: Literal["text", "answer_tag", "boxed", "boxed_or_text"] = "text"
     r"""Where the answer is in the text: all of it, in <answer> tags, or in the last \boxed{} (with or without fallback)."""
-    answer_pattern: str | None = None
-    """A regular expression whose one group is the answer, instead of `answer_in`; its last match counts."""
+    answer_pattern: Pattern | None = None
+    """Its one group is the answer, instead of `answer_in`; its last match counts."""
     choices: str | Names | None = None
     """The column with the list of choices, or one column per choice; they get letters from A, the letter is the label."""
     choices_optional: bool = False
     """Whether rows without choices are open questions instead of errors."""
     choices_shuffled: bool = False
     """Whether choices are shuffled, with a fixed order per row: for datasets that list the right choice first."""
-    choice_prefix: str | None = None
-    """A regular expression for what precedes a choice's text, such as its own letter, and is removed."""
+    choice_prefix: Pattern | None = None
+    """What precedes a choice's text, such as its own letter, and is removed."""
     answer_names: Literal["text", "letter", "index"] = "text"
     """How the answer names its choice: by text, letter, or index from 0."""
     remove: tuple[str, ...] = ()
@@ -170,35 +163,24 @@ class Recipe(_Checked):
     sampling: SuiteSampling | None = None
     """How responses are drawn for evaluation; None for training data."""
 
-    @field_validator("answer_pattern", "choice_prefix")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        return pattern and _regular(pattern)
-
     @model_validator(mode="after")
     def _has_what_its_rows_need(self) -> Self:
-        if self.format is None:
-            for name in ("answer", "verifiers"):
-                if not getattr(self, name):
-                    raise ValueError(f"{name}: at least one is needed, except for preferences, which have a format")
-            return self
-        odd = sorted(self.model_fields_set - _OF_PREFERENCES)
-        if odd:
-            raise ValueError(f"{odd[0]} has no use in a recipe of preferences with the format {self.format}; drop it")
-        return self
-
-    @model_validator(mode="after")
-    def _prompt_fits(self) -> Self:
         if self.format is not None:
+            if odd := sorted(self.model_fields_set - _OF_PREFERENCES):
+                raise ValueError(
+                    f"{odd[0]} has no use in a recipe of preferences with the format {self.format}; drop it"
+                )
             return self
+        for name in ("answer", "verifiers"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: at least one is needed, except for preferences, which have a format")
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages, the column with ready-made ones")
-        for template in (self.prompt, self.response):
-            odd = [field for field in template_fields(template or "") if not field.isidentifier()]
-            if odd:
-                raise ValueError(
-                    f"the prompt has the field {{{odd[0]}}}; a field must be the plain name of a column (`columns` can set one)"
-                )
+        fields = [field for text in (self.prompt, self.response) for field in template_fields(text or "")]
+        if odd := [field for field in fields if not field.isidentifier()]:
+            raise ValueError(
+                f"the prompt has the field {{{odd[0]}}}; a field must be the plain name of a column (`columns` can set one)"
+            )
         if (CHOICES_FIELD in template_fields(self.prompt or "")) != (self.choices is not None):
             raise ValueError("a prompt with {choices} needs the column of the choices, and vice versa")
         if self.messages is not None and (self.images or self.system or self.image_tag):
@@ -226,14 +208,6 @@ def template_fields(template: str) -> list[str]:
     return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
 
 
-def _regular(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
-    return pattern
-
-
 def read_recipe(path: Path) -> Recipe:
     """Return the recipe in a YAML file; raises UserError with the file and the problem."""
     try:
@@ -245,14 +219,12 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{path}: {'; '.join(map(_sentence, error.errors()))}") from error
-
-
-def _sentence(fault: ErrorDetails) -> str:
-    place = ".".join(map(str, fault["loc"])) or "the recipe"
-    if fault["type"] == "extra_forbidden":
-        return f"{place} is not a field of a recipe"
-    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
+        faults = []
+        for fault in error.errors():
+            place, said = ".".join(map(str, fault["loc"])) or "the recipe", fault["msg"].removeprefix("Value error, ")
+            odd = fault["type"] == "extra_forbidden"
+            faults.append(f"{place} is not a field of a recipe" if odd else f"{place}: {said}")
+        raise UserError(f"{path}: {'; '.join(faults)}") from error
 
 
 LETTERS = "ABCDEFGHIJ"
@@ -274,14 +246,19 @@ class RecordView:
 
     def value(self, name: str) -> Any:
         """Return the value of a column, None if it is empty."""
-        value: Any = self.columns
         # A column's own name may contain dots; it is a path only if the recipe gives one.
         path = self.recipe.columns.get(name)
         if path is None or path in self.columns:
             value = self.columns.get(path or name)
         else:
+            value = self.columns
             for step in path.split("."):
-                value = _inside(value, step)
+                if isinstance(value, Mapping):
+                    value = value.get(step)
+                elif step.isdigit() and not isinstance(value, str | bytes) and isinstance(value, Sequence):
+                    value = dict(enumerate(value)).get(int(step))
+                else:
+                    value = None
         return None if _is_empty(value) else value
 
     def first(self, names: Sequence[str]) -> Any:
@@ -315,37 +292,34 @@ class RecordView:
     def choices(self) -> list[str]:
         """Return the choices in the order of their letters; none for an open question."""
         published = self._published_choices()
-        return _shuffled(published) if self.recipe.choices_shuffled else published
+        if not self.recipe.choices_shuffled:
+            return published
+        # The order depends only on the choices.
+        order = sorted(published)
+        random.Random(hashlib.sha256("\0".join(published).encode()).hexdigest()).shuffle(order)
+        return order
 
     def _published_choices(self) -> list[str]:
-        asked = self.recipe.choices
+        asked, optional = self.recipe.choices, self.recipe.choices_optional
         if asked is None:
             return []
         if isinstance(asked, tuple):
-            value = self._without_end([self.value(name) for name in asked])
+            value: Any = [self.value(name) for name in asked]
         else:
-            value = self.value(asked) if self.recipe.choices_optional else self.first((asked,))
-            value = self._without_end(_listed(value)) if value is not None else []
-        if not value and self.recipe.choices_optional:
+            value = _listed((self.value(asked) or []) if optional else self.first((asked,)))
+        if isinstance(value, list):
+            held = [choice for choice in value if not _is_empty(choice)]
+            if held != value[: len(held)]:
+                # A gap would shift the letters.
+                raise self.fail(f"an empty choice is followed by others: {value!r}")
+            value = held
+        if not value and optional:
             return []
-        choices = [self._bare(str(choice)) for choice in value] if isinstance(value, list) else []
-        if not 2 <= len(choices) <= len(LETTERS):
+        if not isinstance(value, list) or not 2 <= len(value) <= len(LETTERS):
             shown = asked if isinstance(asked, str) else " ".join(asked)
             raise self.fail(f"{shown} must be a list of 2 to {len(LETTERS)} choices, found {value!r}")
-        return choices
-
-    def _without_end(self, choices: Any) -> Any:
-        """Return the choices without trailing empty ones; raises UserError for a gap, which would shift the letters."""
-        if not isinstance(choices, list):
-            return choices
-        held = [place for place, choice in enumerate(choices) if not _is_empty(choice)]
-        if held != list(range(len(held))):
-            raise self.fail(f"an empty choice is followed by others: {choices!r}")
-        return choices[: len(held)]
-
-    def _bare(self, choice: str) -> str:
-        prefix = self.recipe.choice_prefix
-        return (re.sub(f"^(?:{prefix})", "", choice.strip()) if prefix else choice).strip()
+        prefix = re.compile(f"^(?:{self.recipe.choice_prefix or ''})")
+        return [prefix.sub("", str(choice).strip()).strip() for choice in value]
 
     def label(self, choices: Sequence[str]) -> str:
         """Return the answer, or its choice's letter."""
@@ -372,8 +346,14 @@ class RecordView:
     def _answer_text(self) -> str:
         recipe = self.recipe
         value = self.first(recipe.answer)
-        if recipe.answer_list is not None:
-            value = self._of_list(_listed(value))
+        if recipe.answer_list is not None and isinstance(value := _listed(value), list):
+            entries = [str(entry).strip() for entry in value if not _is_empty(entry)]
+            if not entries:
+                raise self.fail("the list of answers is empty")
+            if recipe.answer_list == "sorted":
+                entries.sort(key=lambda entry: (len(entry), entry))
+            frequent = Counter(entries).most_common(1)[0][0]
+            value = {"first": entries[0], "most_common": frequent}.get(recipe.answer_list, ", ".join(entries))
         text = str(value).strip()
         if recipe.answer_pattern is not None:
             found = re.findall(recipe.answer_pattern, text, flags=re.DOTALL)
@@ -389,31 +369,6 @@ class RecordView:
             wanted = recipe.answer_pattern or named.get(recipe.answer_in, "text")
             raise self.fail(f"no {wanted} in the answer {text[:80]!r}")
         return answer.strip()
-
-    def _of_list(self, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        entries = [str(entry).strip() for entry in value if not _is_empty(entry)]
-        if not entries:
-            raise self.fail("the list of answers is empty")
-        if self.recipe.answer_list == "sorted":
-            entries.sort(key=lambda entry: (len(entry), entry))
-        if self.recipe.answer_list == "most_common":
-            return Counter(entries).most_common(1)[0][0]
-        return entries[0] if self.recipe.answer_list == "first" else ", ".join(entries)
-
-
-def _inside(value: Any, step: str) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(step)
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, (str, bytes))
-        and step.isdigit()
-        and int(step) < len(value)
-    ):
-        return value[int(step)]
-    return None
 
 
 def _is_empty(value: Any) -> bool:
@@ -431,11 +386,3 @@ def _listed(value: Any) -> Any:
             return value
         return parsed if isinstance(parsed, list) else value
     return value
-
-
-def _shuffled(choices: list[str]) -> list[str]:
-    """Return the choices in an order that depends only on themselves."""
-    seed = hashlib.sha256("\0".join(choices).encode()).hexdigest()
-    order = sorted(choices)
-    random.Random(seed).shuffle(order)
-    return order

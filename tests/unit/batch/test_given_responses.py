@@ -65,20 +65,6 @@ def test_a_file_without_any_response_is_an_error(tmp_path):
         load(write(tmp_path / "rows.jsonl", {"messages": [USER]}))
 
 
-def test_only_the_first_rows_are_taken_where_asked(tmp_path):
-    good = {"messages": [USER, {"role": "assistant", "content": "2"}]}
-    outcomes, _ = load(write(tmp_path / "rows.jsonl", good, good, good), max_rows=2)
-    assert len(outcomes) == 2
-
-
-def test_rows_in_a_format_that_is_named_bring_their_responses(tmp_path):
-    path = write(tmp_path / "rows.jsonl", {"prompt": "1+1?", "response": "it is 2", "answer": "2"})
-    (outcome,), skipped = load(path, reading=RowReading(format="pairs"))
-    assert skipped == []
-    assert ([part.role for part in outcome.row.messages], outcome.row.answer) == (["user"], "2")
-    assert [item.text for item in outcome.completions] == ["it is 2"]
-
-
 def test_rows_in_a_format_of_a_file_bring_their_responses(tmp_path):
     code = "def read_row(record):\n    asked = {'role': 'user', 'content': record['q']}\n"
     code += "    said = {'role': 'assistant', 'content': record['a']}\n"

@@ -46,19 +46,6 @@ def test_a_torn_last_line_is_cut_off_and_its_row_done_again(torn, log):
     assert log.path.read_bytes() == whole
 
 
-def test_a_line_that_is_longer_than_a_block_is_found(log):
-    begin(log)
-    log.append([{"index": 0, "text": "x" * 200_000}, {"index": 1, "text": "y" * 200_000}])
-    log.path.write_bytes(log.path.read_bytes() + b"z" * 200_000)
-    assert begin(log) == 2
-
-
-def test_text_that_has_no_encoding_is_written_with_escapes(log):
-    begin(log)
-    log.append([{"index": 0, "text": "é \ud800"}, {"index": 1, "text": "é"}])
-    assert [record["text"] for record in log.records()] == ["é \ud800", "é"]
-
-
 def test_other_settings_are_not_mixed_into_a_file(log):
     begin(log)
     log.append([{"index": 0}])

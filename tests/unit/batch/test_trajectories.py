@@ -84,11 +84,6 @@ def test_selected_episodes_are_rows_of_many_turns_wherever_they_are_written(tmp_
     assert [Path(part.source).is_file() for part in images_of(read.messages)] == [True, True]
 
 
-def test_the_same_picture_is_written_once(tmp_path):
-    lines(tmp_path, completion(played()), completion(played()))
-    assert len(list((tmp_path / "out" / "rows.images").iterdir())) == 1
-
-
 def test_rejection_takes_different_episodes_that_are_whole(tmp_path):
     other = (Said("assistant", "at once"), *SAID[1:])
     done = lines(

@@ -96,12 +96,6 @@ def test_lines_that_are_no_records_are_bad_rows_like_others(tmp_path):
     )
 
 
-def test_a_file_of_lines_that_are_no_json_tells_each(tmp_path):
-    with pytest.raises(ListedError) as refused:
-        read_row_file(str(write_rows(tmp_path, "{]", "[")))
-    assert [line.partition("rows.jsonl ")[2][:7] for line in refused.value.lines] == ["line 1:", "line 2:"]
-
-
 def test_a_table_with_lines_of_other_lengths_is_read_to_its_end(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("problem,answer\none,1\ntwo\nthree,3\n")

@@ -110,17 +110,6 @@ def test_parquet_images_stay_encoded_and_are_read_with_their_rows(tmp_path):
     assert second.location == f"{tmp_path / 'rows.parquet'} row 2"
 
 
-def test_messages_of_mixed_rows_survive_parquet(tmp_path):
-    image = {"type": "image", "image": "a.png", "max_pixels": 784}
-    text = {"type": "text", "text": "Which?"}
-    turns = [[{"role": "user", "content": [image, text]}], [{"role": "user", "content": [text]}]]
-    datasets.Dataset.from_dict({"messages": turns, "answer": ["A", "B"]}).to_parquet(tmp_path / "rows.parquet")
-    (tmp_path / "a.png").write_bytes(png("red"))
-    first, second = load_rows(str(tmp_path / "rows.parquet"))
-    assert first.messages[0].parts == (ImagePart(str(tmp_path / "a.png"), max_pixels=784), TextPart("Which?"))
-    assert second.messages[0].parts == (TextPart("Which?"),)
-
-
 def test_saved_datasets_are_read_with_and_without_splits(tmp_path):
     dataset = datasets.Dataset.from_list(ROWS)
     dataset.save_to_disk(tmp_path / "flat")
@@ -160,45 +149,6 @@ def test_text_and_image_rows_may_be_mixed_and_cut_to_the_first(tmp_path):
         load_rows(str(tmp_path / "rows.jsonl"))
 
 
-def test_an_image_that_is_missing_is_found_when_rows_are_loaded(tmp_path):
-    content = [{"type": "image", "image": "a.png"}]
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": content}], "answer": 1}))
-    with pytest.raises(UserError, match="rows.jsonl line 1: no image file .*a.png"):
-        load_rows(str(tmp_path / "rows.jsonl"))
-
-
-def test_a_file_without_rows_is_an_error(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("\n")
-    with pytest.raises(UserError, match="rows.jsonl holds no rows"):
-        load_rows(str(tmp_path / "rows.jsonl"))
-
-
-def test_rows_that_cannot_be_used_are_left_out_by_place_and_reason(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    broken = {"messages": [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}], "answer": 1}
-    good = {"messages": [{"role": "user", "content": "1+1?"}], "answer": 2}
-    file.write_text("\n".join(map(json.dumps, [good, broken, {"messages": good["messages"]}, good])))
-
-    read = read_row_file(str(file), bad_rows="skip")
-
-    assert {index: row.location for index, row in read.rows.items()} == {0: f"{file} line 1", 3: f"{file} line 4"}
-    assert [row.index for row in read.skipped] == [1, 2]
-    assert read.skipped[0].reason.startswith(f"{file} line 2: no image file {tmp_path}/no.png")
-    assert read.skipped[1].reason.startswith(f'{file} line 3: the answer "answer" is missing')
-
-
-def test_a_file_of_which_no_row_can_be_used_is_an_error(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"messages": []}\n')
-    with pytest.raises(
-        UserError, match="none of its 1 rows can be used; the first: .*line 1: the field .messages. is empty"
-    ):
-        read_row_file(str(file), bad_rows="skip")
-    file.write_text("\n")
-    with pytest.raises(UserError, match="holds no rows"):
-        read_row_file(str(file), bad_rows="skip")
-
-
 def record(*images, answer="1"):
     content = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": "é?"}]
     return {"messages": [{"role": "user", "content": content if images else "é?"}], "answer": answer}
@@ -220,12 +170,6 @@ def test_images_become_files_beside_the_rows_and_the_records_stay_as_they_were(t
     assert [image.getpixel((0, 0)) for image in loaded] == [(255, 0, 0), (0, 0, 255)]
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
-    with pytest.raises(UserError, match="stop"):
-        write_row_folder(failing_records(), output=tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_failure_keeps_the_folder_that_was_to_be_replaced(tmp_path):
     write_row_folder([record(answer="old")], output=tmp_path / "out")
     with pytest.raises(UserError, match="stop"):
@@ -241,11 +185,6 @@ def test_a_folder_of_rows_is_replaced_only_when_told_to(tmp_path):
     write_row_folder([record(answer="new")], output=tmp_path / "out", overwrite=True)
     assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["rows.jsonl"]
     assert load_rows(str(tmp_path / "out"))[0].answer == "new"
-
-
-def test_an_empty_folder_is_filled(tmp_path):
-    (tmp_path / "out").mkdir()
-    assert write_row_folder([record()], output=tmp_path / "out") == 1
 
 
 def test_files_of_other_origin_are_never_replaced(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 from helpers.tables import frozen, table
 from PIL import Image
 
-from lmm_r1.cli.check_data import main as check_data
 from lmm_r1.config.file_commands import CheckDataConfig
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import read_row_file
@@ -132,16 +131,3 @@ def test_messages_name_the_flags_of_the_command(record, tmp_path):
         only(file, row_reading(CheckDataConfig(file=file)))
     assert "--data." not in str(raised.value)
     assert "--label_key" in str(raised.value) or "--input_key" in str(raised.value)
-
-
-def test_check_data_prints_one_finding_once_with_its_count(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    good, bad = {"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": {"value": 4}}
-    written(tmp_path, good, bad, bad, bad)
-    with pytest.raises(SystemExit) as ended:
-        check_data(["rows.jsonl"])
-    assert ended.value.code == 3
-    printed = [line for line in capsys.readouterr().out.splitlines() if "must be text or a number" in line]
-    assert printed == [
-        '  rows.jsonl line 2 (3 rows, this is the first): the answer "answer" must be text or a number, not dict'
-    ]

@@ -85,8 +85,6 @@ def exif_of(*entries: tuple[int, int, int, bytes]) -> bytes:
     [
         (),
         ((0x011A, 2, 4, b"abc\0"), (0x0128, 3, 1, b"\2\0\0\0")),  # the resolution is text
-        ((0x0128, 2, 4, b"xx\0\0"),),  # its unit is text
-        ((0xA005, 2, 4, b"abc\0"),),  # another directory is text
         ((0x011A, 5, 1, b"\xff\xff\xff\x7f"),),  # a value behind the end
         ((0x010F, 2, 0x7FFFFFFF, bytes(4)),),  # two gigabytes
     ],
@@ -161,17 +159,6 @@ def test_sixteen_bit_grey_keeps_its_shades():
     assert [loaded.getpixel((column, 0))[0] for column in range(3)] == [0, 128, 255]
 
 
-def test_a_png_cut_short_anywhere_is_an_error_with_row_and_file(tmp_path):
-    rng = np.random.default_rng(0)
-    data = encoded(Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)))
-    file = tmp_path / "cut.png"
-    for length in [0, 1, 8, 20, 33, 40, 60, len(data) // 2, len(data) - 40]:
-        file.write_bytes(data[:length])
-        with pytest.raises(UserError) as raised:
-            load(str(file))
-        assert str(raised.value).startswith(f"rows.jsonl line 7: cannot read the image {file}: ")
-
-
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
@@ -181,8 +168,6 @@ def test_a_png_cut_short_anywhere_is_an_error_with_row_and_file(tmp_path):
         ("data:image/png;base64,???", "the text is not base64"),
         ("data:image/png,raw", "the data URI is not of the form data:image/...;base64,..."),
         ("a\0.png", "cannot read the image a␀.png: embedded null byte"),
-        ("x" * 300 + ".png", "File name too long"),
-        ("*" * 5000, "the text is not base64"),
         ("http://127.0.0.1:99999999/a.png", "cannot read the image http://127.0.0.1:99999999/a.png"),
     ],
 )
@@ -191,11 +176,6 @@ def test_an_image_that_cannot_be_had_is_an_error_with_its_row(source, sentence):
         load(source)
     assert sentence in str(raised.value)
     assert len(str(raised.value)) < 600
-
-
-def test_a_page_that_is_not_there_is_an_error_with_its_address(web):
-    with pytest.raises(UserError, match=f"cannot read the image {web}/no.png: HTTP Error 404"):
-        load(f"{web}/no.png")
 
 
 def test_the_cheap_check_finds_missing_files_and_files_that_are_no_images(picture, tmp_path):
@@ -221,17 +201,6 @@ def test_the_cheap_check_finds_files_that_were_cut_short(kind, tmp_path):
             check_image_exists(ImagePart(str(file)), location=LOCATION)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
-def test_the_cheap_check_takes_whole_files_whatever_follows_them(kind, picture, tmp_path):
-    for rest in (b"", b"\0" * 100):
-        (tmp_path / "whole").write_bytes(encoded(picture, kind=kind) + rest)
-        check_image_exists(ImagePart(str(tmp_path / "whole")), location=LOCATION)
-
-
-def test_the_cheap_check_fetches_nothing():
-    check_image_exists(ImagePart("http://127.0.0.1:1/a.png"), location=LOCATION)
-
-
 # Orientations of EXIF: upright, mirrored, and lying.
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "PPM"])
@@ -254,12 +223,3 @@ def test_no_pixels_are_read_for_a_size_and_nothing_is_fetched(picture, monkeypat
     monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
     assert image_size(ImagePart(data), location=LOCATION) == (2, 3)
     assert image_size(ImagePart("http://127.0.0.1:1/a.png"), location=LOCATION) is None
-
-
-@pytest.mark.parametrize(
-    "source",
-    [b"no image", encoded(Image.new("RGB", (9, 9)))[:-30], "data:image/png;base64,AAAA", Image.new("F", (9, 9))],
-)
-def test_an_image_that_a_row_holds_and_that_is_none_is_an_error_with_its_row(source):
-    with pytest.raises(UserError, match="^rows.jsonl line 7: cannot read the image .*; replace it or drop the row"):
-        image_size(ImagePart(source), location=LOCATION)

@@ -1,10 +1,9 @@
 import io
 import json
-import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.conversations import message
 from helpers.tables import table
 from PIL import Image
 
@@ -23,7 +22,7 @@ from lmm_r1.data.messages import (
     to_json,
     videos_of,
 )
-from lmm_r1.data.row_parser import parse_row, stored_messages
+from lmm_r1.data.row_parser import OWN_NAMES, parse_row, stored_messages
 from lmm_r1.errors import UserError
 
 BASE = Path("/data/geo")
@@ -31,8 +30,9 @@ PICTURE = Image.new("RGB", (3, 2))
 CONTENT = [{"type": "image", "image": "img/a.png"}, {"type": "text", "text": "Find x."}]
 
 
-def parse(record, **options):
-    return parse_row(record, location="rows.jsonl line 7", base_dir=BASE, **options)
+def parse(record, answer_required=True, **names):
+    given = {"location": "rows.jsonl line 7", "base_dir": BASE, "answer_required": answer_required}
+    return parse_row(record, **given, names=replace(OWN_NAMES, **names))
 
 
 def user(content):
@@ -73,8 +73,8 @@ def test_a_json_string_and_a_list_of_messages_give_the_same_row():
     )
     assert parse({"message": json.dumps(messages), "answer": "$4$", "datasource": "geo"}) == expected
     assert parse({"messages": messages, "answer": "$4$", "datasource": "geo"}) == expected
-    assert parse({"chat": json.dumps(messages), "answer": "$4$", "datasource": "geo"}, message_key="chat") == expected
-    assert parse({"chat": messages, "answer": "$4$", "datasource": "geo"}, message_key="chat") == expected
+    assert parse({"chat": json.dumps(messages), "answer": "$4$", "datasource": "geo"}, prompt="chat") == expected
+    assert parse({"chat": messages, "answer": "$4$", "datasource": "geo"}, prompt="chat") == expected
 
 
 def test_fields_that_arrow_fills_with_null_count_as_absent():
@@ -89,7 +89,7 @@ def test_fields_that_arrow_fills_with_null_count_as_absent():
 
 def test_a_plain_prompt_becomes_one_user_turn_with_images_in_the_order_of_its_tags():
     record = {"input": "Compare <image>\nwith <image>.", "images": ["a.png", "b.png"], "answer": "A"}
-    row = parse(record, message_key="input")
+    row = parse(record, prompt="input")
     assert row.messages == (
         Message(
             role="user",
@@ -107,38 +107,27 @@ def test_a_plain_prompt_becomes_one_user_turn_with_images_in_the_order_of_its_ta
 @pytest.mark.parametrize("picture", [{"bytes": b"png", "path": None}, b"png", [b"png"]])
 def test_a_single_image_needs_no_list_and_its_field_can_be_named(picture):
     record = {"q": "<image>Find x.", "picture": picture, "answer": "4"}
-    row = parse(record, message_key="q", image_key="picture")
+    row = parse(record, prompt="q", images="picture")
     assert row.messages[0].parts == (ImagePart(b"png"), TextPart("Find x."))
 
 
 def test_a_prompt_that_only_looks_like_a_list_stays_text():
     for prompt in ("[3, 1, 2] in order?", '[{"a": 1}] has how many keys?', "{x} is a set"):
-        row = parse({"input": prompt, "answer": "1"}, message_key="input")
+        row = parse({"input": prompt, "answer": "1"}, prompt="input")
         assert row.messages[0].parts == (TextPart(prompt),)
-
-
-def test_image_parts_without_a_source_are_filled_from_the_image_field():
-    row = parse({**user([{"type": "image"}, {"type": "text", "text": "<image> is a tag"}]), "images": ["a.png"]})
-    assert row.messages[0].parts == (ImagePart("/data/geo/a.png"), TextPart("<image> is a tag"))
 
 
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
         (["a.png"], 'more "<image>" places in "input" than the 1 images in the field "images"'),
-        ([], 'more "<image>" places in "input" than the 0 images'),
         (["a.png", "b.png", "c.png"], '3 images in the field "images" but 2 "<image>" places in "input"'),
     ],
 )
 def test_a_mismatch_of_tags_and_images_is_an_error(images, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
-        parse({"input": "<image> or <image>?", "images": images, "answer": "A"}, message_key="input")
+        parse({"input": "<image> or <image>?", "images": images, "answer": "A"}, prompt="input")
     assert sentence in str(raised.value)
-
-
-def test_an_assistant_turn_may_speak_of_the_image_tag():
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Write <image>."}]
-    assert parse({"messages": turns, "answer": "x"}).messages[1].parts == (TextPart("Write <image>."),)
 
 
 @pytest.mark.parametrize(
@@ -175,16 +164,6 @@ def test_base64_text_is_not_taken_for_a_path():
     ]
 
 
-def test_a_pil_image_is_a_source():
-    image = Image.new("RGB", (3, 2))
-    assert images_of(parse(user([{"type": "image", "image": image}])).messages)[0].source is image
-
-
-def test_pixel_bounds_are_kept_per_image():
-    part = {"type": "image", "image": "a.png", "min_pixels": 784, "max_pixels": 7840.0}
-    assert images_of(parse(user([part])).messages) == [ImagePart("/data/geo/a.png", min_pixels=784, max_pixels=7840)]
-
-
 @pytest.mark.parametrize(
     ("bounds", "sentence"),
     [
@@ -192,9 +171,7 @@ def test_pixel_bounds_are_kept_per_image():
             {"min_pixels": 0},
             'message 1 of "messages", part 1 has min_pixels 0; it must be a whole number of pixels, 1 or more',
         ),
-        ({"max_pixels": "784"}, "max_pixels '784'"),
         ({"max_pixels": True}, "max_pixels True"),
-        ({"max_pixels": 78.4}, "max_pixels 78.4"),
         ({"max_pixels": float("nan")}, "max_pixels nan"),
         ({"min_pixels": 785, "max_pixels": 784}, "min_pixels 785 above max_pixels 784"),
     ],
@@ -222,12 +199,6 @@ def test_a_video_is_a_file_or_a_list_of_frames(part, source):
     assert videos_of(parse(user([part])).messages) == [VideoPart(source)]
 
 
-def test_the_settings_of_a_video_are_kept():
-    part = {"type": "video", "video": "a.mp4", "fps": 1, "max_frames": 8.0, "min_pixels": 784, "max_pixels": 7840}
-    (video,) = videos_of(parse(user([part])).messages)
-    assert video == VideoPart("/data/geo/a.mp4", fps=1.0, max_frames=8, min_pixels=784, max_pixels=7840)
-
-
 def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
     record = {
         "input": "<video>Is <image> in <video>?",
@@ -235,7 +206,7 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
         "videos": ["a.mp4", ["f.png", "g.png"]],
         "answer": "A",
     }
-    assert parse(record, message_key="input").messages[0].parts == (
+    assert parse(record, prompt="input").messages[0].parts == (
         VideoPart("/data/geo/a.mp4"),
         TextPart("Is"),
         ImagePart("/data/geo/a.png"),
@@ -243,7 +214,7 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
         VideoPart(("/data/geo/f.png", "/data/geo/g.png")),
         TextPart("?"),
     )
-    row = parse({**user([{"type": "video", "fps": 4}]), "clips": "a.mp4"}, video_key="clips")
+    row = parse({**user([{"type": "video", "fps": 4}]), "clips": "a.mp4"}, videos="clips")
     assert row.messages[0].parts == (VideoPart("/data/geo/a.mp4", fps=4.0),)
 
 
@@ -252,15 +223,13 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
     [
         ([], 'more "<video>" places in "input" than the 0 videos in the field "videos"; add the missing videos'),
         (["a.mp4", "b.mp4"], '2 videos in the field "videos" but 1 "<video>" places in "input"'),
-        ([[]], '"videos" entry 1 is not a video'),
         ([["a.png", 3]], '"videos" entry 1, frame 2 is not an image'),
         (["https://host/a.mp4"], "not a URL"),
-        ([b"raw"], "not bytes"),
     ],
 )
 def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
-        parse({"input": "<video>?", "videos": videos, "answer": "A"}, message_key="input")
+        parse({"input": "<video>?", "videos": videos, "answer": "A"}, prompt="input")
     assert sentence in str(raised.value)
 
 
@@ -280,11 +249,6 @@ def test_chat_and_json_forms_show_videos():
     assert to_json(messages) == f'[{{"role":"user","content":[{shown}]}}]'
 
 
-@pytest.mark.parametrize(("answer", "text"), [(12, "12"), (0, "0"), (0.5, "0.5"), (" x ", " x ")])
-def test_answers_that_are_numbers_become_text(answer, text):
-    assert parse({**user("Hi"), "answer": answer}).answer == text
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -293,26 +257,14 @@ def test_answers_that_are_numbers_become_text(answer, text):
             'the answer "answer" is missing (found: messages); fill it in, or name another field with --data.label_key',
         ),
         ({"answer": ""}, 'the answer "answer" is empty'),
-        ({"answer": " \n"}, 'the answer "answer" is empty'),
-        ({"answer": None}, 'the answer "answer" is empty'),
         ({"answer": float("nan")}, 'the answer "answer" is empty'),
         ({"answer": True}, "must be text or a number, not bool"),
-        ({"answer": ["1"]}, "must be text or a number, not list"),
     ],
 )
 def test_a_missing_or_unusable_answer_is_an_error(fields, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
         parse({"messages": [{"role": "user", "content": "Hi"}], **fields})
     assert sentence in str(raised.value)
-
-
-def test_an_empty_system_turn_is_kept_because_it_switches_off_a_default_one():
-    turns = [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]
-    assert parse({"messages": turns, "answer": "4"}).messages[0] == message("system", "")
-
-
-def test_an_answer_may_be_missing_where_none_is_required():
-    assert parse({"messages": [{"role": "user", "content": "Hi"}]}, answer_required=False).answer == ""
 
 
 @pytest.mark.parametrize(
@@ -322,15 +274,10 @@ def test_an_answer_may_be_missing_where_none_is_required():
         ({"message": "Hi", "messages": [{"role": "user", "content": "Hi"}]}, 'both "message" and "messages"'),
         ({"message": '[{"role": "user", "content": "Hi"}'}, 'the messages in "message" are not valid JSON: Expecting'),
         ({"message": '{"role": "user", "content": "Hi"}'}, "must be a list with at least one message"),
-        ({"messages": []}, 'the field "messages" is empty; fill it in'),
         ({"messages": ["Hi"]}, 'message 1 of "messages" must be an object with "role" and "content", not str'),
         (
             {"messages": [{"role": "human", "content": "Hi"}]},
             "message 1 of \"messages\" has the role 'human'; known roles are system",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": "Look.", "tool_calls": [{"id": "1"}]}]},
-            'message 1 of "messages" (assistant) has "tool_calls", which is not read',
         ),
         ({"messages": [{"role": "user", "content": None}]}, 'message 1 of "messages" (user) needs a "content"'),
         ({"messages": [{"role": "user", "content": " "}]}, 'message 1 of "messages" (user) is empty'),
@@ -338,41 +285,18 @@ def test_an_answer_may_be_missing_where_none_is_required():
             json.loads('{"messages": [{"role": "user", "content": "A \\ud83d?"}]}'),
             'message 1 of "messages" (user) holds half of a character',
         ),
-        ({"messages": [{"role": "user", "content": []}]}, 'message 1 of "messages" (user) is empty'),
-        (
-            {"messages": [{"role": "user", "content": ["Hi"]}]},
-            'message 1 of "messages", part 1 must be an object with a "type"',
-        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}]}]},
             "the type 'audio'; known types are text, image, image_url, video, video_url",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 'type "text" but no "text" string'),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0 images in the field"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": 3}]}]}, "part 1 is not an image"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "than the 0 images in"),
     ],
 )
 def test_a_record_that_breaks_the_schema_is_an_error_with_its_place(record, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
         parse({**record, "answer": "1"})
     assert sentence in str(raised.value)
-
-
-def test_chat_form_keeps_a_lone_text_as_a_string():
-    row = parse(
-        {
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": "Think."}]},
-                {"role": "user", "content": CONTENT},
-            ],
-            "answer": "4",
-        }
-    )
-    assert to_chat(row.messages) == [
-        {"role": "system", "content": "Think."},
-        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Find x."}]},
-    ]
 
 
 def test_json_form_keeps_paths_and_describes_other_images(tmp_path):
@@ -400,16 +324,6 @@ def test_json_form_keeps_paths_and_describes_other_images(tmp_path):
     assert to_json((Message(role="user", parts=(TextPart("Hi"),)),)) == '[{"role":"user","content":"Hi"}]'
 
 
-def test_a_row_survives_pickling():
-    image = Image.new("RGB", (2, 1), (1, 2, 3))
-    row = parse(
-        user([*CONTENT, {"type": "image", "image": image}, {"type": "image", "image": b"raw", "max_pixels": 9}])
-    )
-    copied = pickle.loads(pickle.dumps(row))
-    assert copied == row
-    assert images_of(copied.messages)[1].source.getpixel((1, 0)) == (1, 2, 3)
-
-
 def test_relative_paths_are_absolute_even_where_the_row_file_was_named_relatively(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = parse_row(user([{"type": "image", "image": "a.png"}]), location="x", base_dir=Path("rows"))
@@ -429,7 +343,6 @@ def read_back(messages):
         (ImagePart("/a/b.png", max_pixels=784), TextPart("What?")),
         (ImagePart("https://example.com/a.png"), ImagePart("data:image/png;base64,AAAA"), TextPart("<video>")),
         (VideoPart("/a/b.mp4", fps=2.0, max_frames=8), TextPart("What?")),
-        (VideoPart(("/a/1.png", "/a/2.png"), min_pixels=56), TextPart("What?")),
     ],
 )
 def test_what_is_text_already_comes_back_as_it_was(parts):

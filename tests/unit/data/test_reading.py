@@ -73,10 +73,6 @@ def test_bounds_hold_where_an_image_or_a_video_has_none_of_its_own():
         read(RowReading(min_pixels=901))
 
 
-def test_paths_start_at_the_folder_that_was_named():
-    assert read(RowReading(image_dir=Path("/pictures"))).messages[-1].parts[0].source == "/pictures/a.png"
-
-
 def test_a_template_writes_the_last_turn_of_the_user_with_its_image_where_the_content_is():
     row = read(template("Level {{ level }}: {{ content }} Box the answer.\n"), level=2)
     assert row.messages[:-1] == read(RowReading()).messages[:-1]

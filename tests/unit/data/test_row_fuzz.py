@@ -5,7 +5,6 @@ The formats are those of the registries, so that a new one is tried as well; eac
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -22,7 +21,6 @@ from lmm_r1.data.formats.chats import written_messages
 from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import RowReading
-from lmm_r1.errors import UserError
 
 SAMPLES = Path(__file__).resolve().parents[3] / "datasets" / "samples"
 # What stands in no sample, so that a row that was read shows whether it holds it.
@@ -205,12 +203,3 @@ def test_what_lies_inside_a_column_is_read_or_refused(name, tmp_path):
                     check_refusal(refused[place], line=place + 1, column=column, one=one, folder=tmp_path)
                 elif kind in FILLED and column not in CHOSEN_FROM:
                     assert is_held(value, rows[place]), (column, path, kind)
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_where_the_columns_tell_the_format_nothing_but_a_sentence_ends_the_reading(name, tmp_path):
-    one = KNOWN[name]
-    for column in one.columns:
-        for value in (None, MARK, [MARK], {MARK: MARK}, NUMBER):
-            with contextlib.suppress(UserError):
-                one.read([{**one.record, column: value}], tmp_path, named=False)

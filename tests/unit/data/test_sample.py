@@ -71,19 +71,10 @@ def test_turns_with_observations_between_them():
     assert [len(segment.token_ids) for segment in TURNS.generated] == [2, 1, 3]
 
 
-def test_a_range_is_what_the_mask_marks():
-    marked = [place for start, end in TURNS.action_ranges for place in range(start, end)]
-    assert marked == [place for place, counts in enumerate(TURNS.loss_mask) if counts]
-
-
 def test_a_response_of_no_token_has_an_empty_range():
     nothing = sample(PROMPT, generated())
     assert (nothing.token_ids, nothing.action_ranges, nothing.generated_tokens) == ([1, 2, 3], [(3, 3)], 0)
     assert nothing.log_probs == [0.0] * 3
-
-
-def test_log_probs_that_no_engine_gave_are_not_zero():
-    assert sample(PROMPT, generated(4, log_probs=False)).log_probs is None
 
 
 def test_a_reward_may_come_later():

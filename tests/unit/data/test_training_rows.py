@@ -3,7 +3,6 @@
 import os
 
 import datasets
-import numpy as np
 import pytest
 from helpers.conversations import message, row
 
@@ -21,35 +20,6 @@ def answers(blended):
     return [row.answer for row in blended]
 
 
-def test_without_probabilities_the_lists_follow_each_other():
-    assert answers(blend([rows("a", 2), rows("b", 1)], None, seed=0)) == ["a0", "a1", "b0"]
-
-
-def test_a_certain_draw_takes_one_whole_list_and_nothing_else():
-    assert answers(blend([rows("a", 3), rows("b", 2)], [0.0, 1.0], seed=0)) == ["b0", "b1"]
-
-
-def test_the_draw_ends_with_the_last_row_of_the_first_list_used_up():
-    blended = blend([rows("a", 30), rows("b", 1000)], [0.25, 0.75], seed=4)
-    taken = {letter: [row.answer for row in blended if row.datasource == letter] for letter in "ab"}
-    assert taken["a"] == [f"a{n}" for n in range(30)]
-    assert taken["b"] == [f"b{n}" for n in range(len(taken["b"]))]
-    assert blended[-1].answer == "a29"
-    # 30 draws at 0.25 come with 90 of the other list; three standard deviations are 3 * sqrt(30 * 0.75) / 0.25 = 57.
-    assert 33 <= len(taken["b"]) <= 147
-
-
-def test_counts_follow_the_draws_of_the_seeded_generator():
-    draws = np.random.default_rng(7).choice(2, size=6, p=[0.5, 0.5]).tolist()
-    expected, counts = [], [0, 0]
-    for draw in draws:
-        expected.append("ab"[draw] + str(counts[draw]))
-        counts[draw] += 1
-        if counts[draw] == 3:
-            break
-    assert answers(blend([rows("a", 3), rows("b", 3)], [0.5, 0.5], seed=7)) == expected
-
-
 @pytest.mark.parametrize("seed", [0, 1, 42])
 def test_the_order_is_that_of_hugging_face_interleaving(seed):
     lists = [rows("a", 20), rows("b", 60), rows("c", 40)]
@@ -60,16 +30,6 @@ def test_the_order_is_that_of_hugging_face_interleaving(seed):
         stopping_strategy="first_exhausted",
     )
     assert answers(blend(lists, [0.2, 0.5, 0.3], seed=seed)) == theirs["answer"][:]
-
-
-def test_the_same_seed_gives_the_same_order_and_another_seed_another():
-    lists = [rows("a", 50), rows("b", 50)]
-    assert blend(lists, [0.5, 0.5], seed=1) == blend(lists, [0.5, 0.5], seed=1)
-    assert blend(lists, [0.5, 0.5], seed=1) != blend(lists, [0.5, 0.5], seed=2)
-
-
-def test_probabilities_rounded_by_hand_are_taken():
-    assert blend([rows("a", 2)] * 3, [0.33333, 0.33333, 0.33333], seed=0)
 
 
 def test_a_spec_is_split_at_commas():
@@ -130,11 +90,6 @@ def test_the_next_episode_begins_whatever_is_left_and_behind_the_last_there_is_n
     assert not prompts.has(1)
 
 
-def test_the_order_depends_on_the_seed_alone():
-    assert stream().take(10) == stream().take(10)
-    assert stream().take(10) != stream(seed=4).take(10)
-
-
 def test_a_stream_taken_up_again_goes_on_with_the_same_rows():
     uninterrupted, stopped = stream(), stream()
     for prompts in (uninterrupted, stopped):
@@ -151,15 +106,6 @@ def test_a_stream_taken_up_again_goes_on_with_the_same_rows():
     assert not resumed.has(1)
 
 
-def test_a_finished_stream_stays_finished_when_taken_up_again():
-    prompts = stream(episodes=1)
-    prompts.take(10)
-    assert not prompts.has(1)
-    resumed = stream(episodes=1)
-    resumed.load_state_dict(prompts.state_dict())
-    assert not resumed.has(1)
-
-
 def test_the_last_rows_of_an_episode_can_be_taken_but_are_no_full_batch():
     prompts = stream(episodes=1)
     assert prompts.has(10)
@@ -168,10 +114,6 @@ def test_the_last_rows_of_an_episode_can_be_taken_but_are_no_full_batch():
     assert len(prompts.take(5)) == 2
     assert prompts.take(5) == []
     assert not prompts.has(1)
-
-
-def test_more_rows_than_there_are_can_never_be_had():
-    assert not stream().has(11)
 
 
 def test_a_prompt_that_ends_with_the_answer_is_refused_with_its_place():

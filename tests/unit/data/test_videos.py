@@ -1,13 +1,12 @@
 """Videos written with OpenCV, whose frames are told apart by their grey level."""
 
-import builtins
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.data.images import DEFAULT_FPS, DEFAULT_MAX_FRAMES, check_video_exists, frame_indices, load_video
+from lmm_r1.data.images import DEFAULT_FPS, check_video_exists, frame_indices, load_video
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.errors import UserError
 
@@ -94,15 +93,6 @@ def test_a_list_of_frames_is_taken_whole_and_shows_as_many_seconds_as_its_rate_s
     assert load_video(VideoPart((frame(0),)), location=PLACE).fps == DEFAULT_FPS
 
 
-def test_a_list_of_more_frames_than_the_limit_is_thinned_out_evenly():
-    part = VideoPart(tuple(frame(level) for level in range(10)), fps=2.0, max_frames=4)
-    video = load_video(part, location=PLACE)
-    assert video.frames[:, 0, 0, 0].tolist() == [0, 2, 5, 7]
-    assert video.fps == pytest.approx(0.8)  # 4 frames in 5 s
-    many = VideoPart(tuple(frame(0) for _ in range(DEFAULT_MAX_FRAMES + 1)))
-    assert len(load_video(many, location=PLACE).frames) == DEFAULT_MAX_FRAMES
-
-
 def test_frames_of_different_sizes_are_an_error_with_both_sizes():
     part = VideoPart((frame(0), frame(0, (5, 2))))
     with pytest.raises(UserError, match=f"^{PLACE}: the frames of a video differ in size: .* 5x2 .* 4x2"):
@@ -128,18 +118,3 @@ def test_a_file_that_is_no_video_or_holds_no_frame_is_an_error_with_its_place(tm
     path = write_video(tmp_path / "b.avi", frames=0, fps=10)
     with pytest.raises(UserError, match=f"^{PLACE}: cannot read the video {path}"):
         load_video(VideoPart(path), location=PLACE)
-
-
-def test_without_opencv_the_error_says_what_to_install(tmp_path, monkeypatch):
-    (tmp_path / "a.mp4").write_text("x")
-    original = builtins.__import__
-
-    def without_cv2(name, *arguments, **keywords):
-        if name == "cv2":
-            raise ImportError(name)
-        return original(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without_cv2)
-    with pytest.raises(UserError, match=f"^{PLACE}: reading a video file needs OpenCV; install it .*opencv-python"):
-        load_video(VideoPart(str(tmp_path / "a.mp4")), location=PLACE)
-    assert load_video(VideoPart((frame(0),)), location=PLACE).frames.shape == (1, 2, 4, 3)

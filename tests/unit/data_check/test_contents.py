@@ -6,14 +6,13 @@ from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data_check.contents import (
-    Bin,
     Distribution,
     Finding,
-    OtherFile,
     Repeats,
     answer_findings,
     content_of,
     contents,
+    prompts_of,
 )
 from lmm_r1.scoring.response_scores import VerifierJudge
 
@@ -44,12 +43,6 @@ def test_spaces_and_capitals_do_not_matter_but_pictures_do():
     assert content_of(row("What is 2 + 2?", "4", picture("blue"))).question != red.question
 
 
-def test_what_a_conversation_teaches_is_its_answer():
-    asked, taught = content_of(row("Hi?", "4")), content_of(row("Hi?", "", said="hello"))
-    assert asked.question == taught.question
-    assert (asked.answer, taught.answer) == ("4", "hello")
-
-
 def test_a_picture_that_cannot_be_decoded_is_told():
     found = dict(contents({0: row("a", "1", b"no image"), 7: row("b")}))
     assert list(found) == [0, 7]
@@ -66,7 +59,7 @@ def told(repeats: Repeats, *rows: Row) -> list[tuple[str, int, str]]:
 
 
 def test_repeated_rows_and_those_of_another_file_are_told_with_their_places():
-    held_out = OtherFile.of("test.jsonl", {0: row("Which?", "1", line=9), 1: row("a", "1", b"no image")})
+    held_out = prompts_of({0: row("Which?", "1", line=9), 1: row("a", "1", b"no image")})
     rows = [row("2+2?"), row("2 + 2?", " 4", line=2), row("2+2?", "5", line=3), row("WHICH?", "2", line=4)]
     assert told(Repeats((held_out,)), *rows) == [
         ("duplicate", 1, "repeats rows.jsonl line 1"),
@@ -86,12 +79,12 @@ def trajectory(text: str, said: str, *images: bytes, system: str = "Crop.") -> R
 
 def test_a_trajectory_leaks_the_question_that_it_answers():
     held_out = row("How many dots?", "4", picture("red"), line=5)
-    other = OtherFile.of("test.jsonl", {0: held_out})
+    other = prompts_of({0: held_out})
     leaking = trajectory("how many dots?", "<call>", picture("red"), picture("blue"))
     of_another_picture = trajectory("How many dots?", "<call>", picture("green"), picture("red"))
     assert told(Repeats((other,)), leaking, of_another_picture) == [("leak", 0, "asks what rows.jsonl line 5 asks")]
     # The other way about, and the same question by way of another part is no repetition.
-    assert [kind for kind, *_ in told(Repeats((OtherFile.of("t", {0: leaking}),)), held_out)] == ["leak"]
+    assert [kind for kind, *_ in told(Repeats((prompts_of({0: leaking}),)), held_out)] == ["leak"]
     again = trajectory("How many dots?", "<other call>", picture("red"), picture("white"))
     assert told(Repeats(), leaking, again) == []
 
@@ -117,11 +110,6 @@ def test_mathematics_accepts_whole_answers_and_tells_those_that_are_cut_off():
     assert found("math", "4", r"\frac{1}{2}", r"\frac{1}{", "", "a long way") == [("gold refused", 2)]
 
 
-def test_each_verifier_has_labels_of_its_own():
-    assert found("number", "4", "some apples") == [("gold refused", 1)]
-    assert found("choice", "B", "7") == [("gold refused", 1)]
-
-
 def test_an_answer_of_several_golds_is_given_as_one_of_them():
     assert found("edit_distance", '["Rye, NY", "Rye"]', "[]") == [("gold refused", 1)]
     assert found("box", "[0, 0, 10, 10]", "[]", "[10, 10, 0, 0]") == [("gold refused", 2)]
@@ -135,11 +123,6 @@ def test_a_level_is_solved_for_its_answer():
     assert found("sokoban", solvable, lost, "Right") == [("gold wrong", 1), ("gold refused", 2)]
 
 
-def test_a_label_names_the_verifier_that_a_composition_selects():
-    spec = "composition:select.number=1.0,format=0.5"
-    assert found(spec, "number: 4", "4") == [("gold refused", 1)]
-
-
 def test_what_a_verifier_does_not_take_for_right_is_told_in_words(monkeypatch):
     from remote_rm.exact_verifier import ExactVerifier
 
@@ -150,13 +133,6 @@ def test_what_a_verifier_does_not_take_for_right_is_told_in_words(monkeypatch):
 
 
 def test_quantiles_are_values_that_so_large_a_share_does_not_exceed():
-    spread = Distribution.of("tokens", [*range(1, 101)], bins=2, limit=60)
+    spread = Distribution.of("tokens", [*range(1, 101)], limit=60)
     assert (spread.least, spread.median, spread.most_of_90, spread.most_of_99, spread.largest) == (1, 50, 90, 99, 100)
-    # 1 to 50 lie below 50.5, and the largest counts in the last bin.
-    assert spread.bins == (Bin(low=1, high=50.5, count=50), Bin(low=50.5, high=100, count=50))
     assert (spread.count, spread.limit) == (100, 60)
-
-
-def test_one_value_makes_one_bin():
-    spread = Distribution.of("tokens", [7, 7, 7])
-    assert (spread.median, spread.most_of_90, spread.bins) == (7, 7, (Bin(low=7, high=7, count=3),))

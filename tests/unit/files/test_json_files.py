@@ -53,12 +53,6 @@ def test_a_torn_line_is_cut_off(content, kept, tmp_path):
     assert path.read_bytes() == kept
 
 
-def test_a_file_that_is_not_there_has_nothing_to_cut(tmp_path):
-    cut_torn_line(tmp_path / "none")
-    assert last_line(tmp_path / "none") == b""
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.parametrize("last", [b'{"a": 2}\n', b'{"a": 2}', b'{"a": 2}\n\n \n', b"z" * 70_000 + b"\n"])
 def test_the_last_line_is_the_last_that_is_not_blank(last, tmp_path):
     path = tmp_path / "lines.jsonl"

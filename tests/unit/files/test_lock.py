@@ -97,12 +97,3 @@ def test_a_file_system_without_locks_is_written_without_one_and_other_failures_a
     monkeypatch.setattr(atomic.fcntl, "lockf", fails(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "lock", output="--output x"):
         pytest.fail("it is written")
-
-
-def test_an_output_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(UserError, match="^--output x: cannot be written"),
-        locked(tmp_path / "file" / "lock", output="--output x"),
-    ):
-        pytest.fail("it is written")

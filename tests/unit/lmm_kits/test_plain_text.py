@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.row_parser import OWN_NAMES, parse_row
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
 from lmm_r1.lmm_kits.plain_text import control_texts, text_ids
@@ -93,7 +93,7 @@ def plain_row(template: str) -> Row:
         {"messages": SPELLED, "answer": ""},
         location="rows.jsonl line 1",
         base_dir=Path("/"),
-        message_key="messages",
+        names=replace(OWN_NAMES, prompt="messages"),
         answer_required=False,
         plain_template=template,
     )
