@@ -27,7 +27,6 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     ),
     "test_finite_steps.py": ("[1-", "fp32", "in CPU memory"),
     "test_gradient_accumulation.py": ("offload", "fp16", "bf16-bf16", "zero_first"),
-    "test_interactive_chat.py": ("thinks_dimly",),
     "test_kd.py": ("two_ranks_sample",),
     "test_killed_episodes.py": (),
     "test_killed_runs.py": (),
