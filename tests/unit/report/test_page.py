@@ -117,7 +117,7 @@ def test_a_running_stage_torn_lines_and_repeated_steps_are_told(tmp_path):
     with (tmp_path / "fre" / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 3')
     text = PageText(build_report(read_run(tmp_path))).text
-    assert "fre unfinished 2 0.0 s" in text
+    assert "fre stopped 2 0.0 s" in text
     assert "fre: 1 incomplete last line left out" in text
     assert "fre: steps logged more than once, as after a resume: 1;" in text
     assert "fre: values that are not finite, gaps in the curves: 1." in text
