@@ -222,19 +222,11 @@ def of_rollouts() -> Figures:
         *pick(found, "runs.0.crop.seconds", "runs.0.held_out_rows"),
         *control,
     ]
-    yield "docs/tasks.md", "cold_start.md", "([57.5", pick(found, "runs.0|1.crop.gain_points")
     kills = pick(result("killed_runs.json"), "sft|ppo|asynchronous.kills")
     yield "docs/runs.md", "killed_runs.json", "asynchronous RL", [sum(kills)]
 
 
 def of_data_and_tasks() -> Figures:
-    page, found = "docs/tasks.md", {
-        name: [run["gain"] for run in one["runs"]] for name, one in result("families.json")["families"].items()
-    }
-    learned = [gain for name in found.keys() - {"maze", "dice", "calendar"} for gain in found[name]]
-    yield page, "families.json", "accuracy on test rows by", [min(learned), max(learned)]
-    yield page, "families.json", "`maze` gained", found["maze"] + found["dice"]
-    assert result("twin_rows.json")["least"] >= 200
     cases = result("row_store.json")["cases"].values()
     memory = sorted(case["resident_mib"] - min(one["resident_mib"] for one in cases) for case in cases)
     loads = [case.get("first_load_seconds", case["load_seconds"]) for case in cases]

@@ -24,7 +24,6 @@ from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.data.recipes import recipe_names
 from lmm_r1.lmm_kits.registry import KITS
-from lmm_r1.tasks import TWINS
 
 ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
 LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]
@@ -127,7 +126,6 @@ RECIPES = table("contracts/scripts", "recipes")
 # Stages whose rows a task makes, and the environment of their episodes.
 TASKS = {
     "train_visual_search.sh": ("visual_search", "crop"),
-    "train_message_decoding.sh": ("message_decoding", "tool"),
     "train_sokoban.sh": ("sokoban", "sokoban"),
 }
 
@@ -204,7 +202,7 @@ def test_the_curriculum_chains_any_stages(tmp_path):
     [
         (
             ("fre_txt",),
-            "run_curriculum.sh: no stage fre_txt; known are algorithm direct_rl_geo fre_multi fre_text message_decoding mgt_geo",
+            "run_curriculum.sh: no stage fre_txt; known are algorithm direct_rl_geo fre_multi fre_text mgt_geo",
         ),
         (("mgt_geo", "train_mgt_geo.sh"), "run_curriculum.sh: the stage train_mgt_geo.sh is given twice"),
     ],
@@ -374,64 +372,3 @@ def test_the_visual_search_in_small_has_rows_files_and_a_stage_that_fit_together
     assert {(task.style, task.view_px) for task in made.values()} == {("coarse", 56)}
     assert made["prompts"].rows >= config.data.max_samples
     assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()
-
-
-def parsed(commands, name, config_class):
-    """The settings of each printed `lmm_r1.cli.NAME`."""
-    chosen = [command[3:] for command in commands if f"lmm_r1.cli.{name}" in command]
-    return [parse(config_class, argv, prog="p", description="") for argv in chosen]
-
-
-def test_the_arms_of_the_claim_have_equal_samples_and_steps_from_one_cold_start(tmp_path):
-    arms = ["direct", "fre_text", "fre_multi", "reversed", "mixed", "fre_25", "fre_75"]
-    commands = printed_commands(STAGES / "reproduce_small.sh", folder=tmp_path, SEEDS="3", ARMS=" ".join(arms))
-    stages = [trainer_config(command) for command in commands if "lmm_r1.cli.train_ppo_ray" in command]
-    assert len(stages) == 2 * len(arms)
-    for name, first, second in zip(arms, stages[::2], stages[1::2], strict=True):
-        assert first.actor.model_name_or_path == "runs/claim/seed3/cold_start"
-        assert second.actor.model_name_or_path == first.ckpt.output_dir == f"runs/claim/seed3/{name}/1"
-        assert first.data.max_samples + second.data.max_samples == 24 * 64
-        for stage in (first, second):
-            assert (stage.rollout.batch_size, stage.rollout.n_samples_per_prompt, stage.train.batch_size) == (
-                64,
-                4,
-                64,
-            )
-            assert stage.train.seed == 3
-    asked = {
-        name: [stage.data.prompt_dataset.split("/")[4] for stage in stages[2 * place : 2 * place + 2]]
-        for place, name in enumerate(arms)
-    }
-    assert asked["direct"] == ["image1.768", "image2.768"]
-    assert asked["reversed"] == ["image1.768", "text2.768"]
-    assert asked["fre_75"] == ["text1.1152", "image2.384"]
-    made = parsed(commands, "make_task", MakeTaskConfig)
-    for row_folder in {config.output.parent.name for config in made}:
-        folders = [config for config in made if config.output.parent.name == row_folder]
-        if not row_folder.startswith(("test", "solutions")):
-            assert sum(config.rows for config in folders) == int(row_folder.split(".")[1]) * (len(folders) // 4)
-    evaluated = commands[-2]
-    assert (
-        parse(EvaluateConfig, evaluated[3:], prog="p", description="").checkpoints[1]
-        == "direct=runs/claim/seed3/direct/2"
-    )
-
-
-def test_each_family_is_learned_from_its_own_cold_start_and_tested_on_other_rows(tmp_path):
-    commands = printed_commands(STAGES / "learn_families.sh", folder=tmp_path, SEED="2")
-    stages = [trainer_config(command) for command in commands if "lmm_r1.cli.train_ppo_ray" in command]
-    assert {stage.data.prompt_dataset for stage in stages} == {f"runs/families/prompts/{name}" for name in TWINS}
-    for stage in stages:
-        models = Path(stage.ckpt.output_dir).parent
-        assert stage.actor.model_name_or_path == str(models / "cold_start")
-        assert models.name == Path(stage.data.prompt_dataset).name
-        assert stage.data.max_samples in (24 * 64, 48 * 64)
-        assert stage.train.seed == 2
-    made = parsed(commands, "make_task", MakeTaskConfig)
-    assert {(task.output.parent.name, task.split, task.seed) for task in made} == {
-        ("solutions", "train", 20),
-        ("prompts", "train", 21),
-        ("test", "test", 0),
-    }
-    evaluated = parsed(commands, "evaluate", EvaluateConfig)
-    assert {tuple(one.files) for one in evaluated} == {(f"test=runs/families/test/{name}",) for name in TWINS}
