@@ -115,7 +115,6 @@ def test_an_evaluation_plays_episodes_and_repeated_it_is_the_same(folder, model,
     assert "rows.jsonl line 2: the environment looks failed in 2 of 2 episodes: it raised LookupError: bad luck" in (
         printed.err
     )
-    assert "rows: correct by agent:odd within a number of turns" in printed.out
     assert [(one.index, one.sample) for one in responses] == [(row, sample) for row in (0, 2, 3) for sample in (0, 1)]
     for one in responses:
         assert (one.episode.end, one.episode.turns, one.episode.counts) == ("over", 3, {"looks": 2})

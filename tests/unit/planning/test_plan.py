@@ -9,7 +9,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
 from lmm_r1.planning.pass_memory import ModelSize, TrainedStates
-from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, summary
+from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, summary
 from lmm_r1.planning.remedies import refuse_excess
 
 SIZE = ModelSize(
@@ -44,7 +44,6 @@ def plan(device: Device = SHARED, *, gpu: int = 80, host: int = 64) -> Plan:
         pass_tokens=4096,
         fitting_tokens=8192,
         longest=2048,
-        group=GroupLimit(samples=8, response=384),
     )
 
 
@@ -116,7 +115,7 @@ def test_a_plan_is_told_in_two_lines():
     assert first == (
         "memory, predicted: each GPU 52.0 GiB of 80.0 GiB (generation); a machine's memory 5.0 GiB of 64.0 GiB"
     )
-    assert second == "passes of the update: 4,096 tokens; a group of 8 x 384 tokens fits into one"
+    assert second == "passes of the update: 4,096 tokens"
 
 
 def test_what_is_too_small_is_named_with_what_it_would_hold():
@@ -167,20 +166,6 @@ def test_a_pass_with_some_layers_computed_again_takes_its_share_of_both_and_the_
     some = PASSES.between(every, share=0.25)
     assert (some.floor, some.base, some.per_token) == (GIB, 1.25 * GIB, (0.75 / 1024 + 0.25 / 8192) * GIB)
     assert some.per_image == 5
-
-
-def test_a_run_whose_rollouts_made_ahead_do_not_fit_is_told_to_make_fewer():
-    config = dotted.replace(PPOConfig(), {"train.async_enable": True, "train.async_queue_size": 4})
-
-    def replan(changed: PPOConfig) -> Plan:
-        ahead = Phase(name="rollouts made ahead", size=10 * GIB * changed.train.async_queue_size)
-        return replace(plan(host=44), host=[*plan().host, ahead])
-
-    # 3 + 2 of workers and engines, and 40 of rollouts.
-    with pytest.raises(
-        UserError, match=r"memory would hold 45.0 GiB of 44.0 GiB. It fits with --train.async_queue_size 1\n"
-    ):
-        refuse_excess(config, replan(config), replan=replan)
 
 
 @pytest.mark.parametrize(
