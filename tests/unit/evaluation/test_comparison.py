@@ -37,11 +37,6 @@ def test_rows_that_only_one_answered_are_left_out_and_counted():
     assert (found.rows, found.rows_of_one, found.difference) == (2, 1, 0.5)
 
 
-def test_samples_may_differ_in_number():
-    found = compared(judged_rows([[True, False]]), judged_rows([[True, True, False]]))
-    assert found.difference == pytest.approx(1 / 6)
-
-
 def test_rows_that_are_not_the_same_are_refused():
     with pytest.raises(UserError, match=r"rows.jsonl line 1 and rows.jsonl line 1 are not the same row: their labels"):
         compared(judged_rows([[True]]), judged_rows([[True]], label="7"))

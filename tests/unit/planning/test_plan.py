@@ -89,11 +89,6 @@ def test_passes_of_the_reference_during_generation_take_their_memory_from_the_en
     assert apart.ahead == 0
 
 
-def test_a_model_that_sleeps_holds_its_weights_alone():
-    assert replace(POLICY, sleeps=True).idle == 3 * GIB
-    assert replace(POLICY, sleeps=True).busy() == POLICY.busy()
-
-
 def test_tokens_that_fit_are_what_is_left_beside_the_others():
     # 60 are usable: 3 of the reference model, 2 of the engine, 1 + 18 + 1 of the policy leave 35, a GiB of it the pass's own.
     assert SHARED.room(POLICY, usable=60 * GIB) == 35 * GIB
@@ -155,12 +150,6 @@ def test_a_run_that_cannot_fit_is_told_the_cheapest_flags_that_make_it_fit():
     refuse_excess(config, plan(), replan=replan)
 
 
-def test_what_is_left_next_to_the_models_is_the_engines():
-    # Idle: 19 of the policy, 3 of the reference; a pass of 4,096 tokens takes 6 more, a bucket 1.
-    assert SHARED.beside_engine(usable=60 * GIB, sleeps=True, tokens=4096) == (60 - 22 - 1) * GIB
-    assert SHARED.beside_engine(usable=60 * GIB, sleeps=False, tokens=4096) == (60 - 22 - 6) * GIB
-
-
 def test_a_pass_with_some_layers_computed_again_takes_its_share_of_both_and_the_images_of_the_second():
     every = PassEstimate(floor=GIB, base=2 * GIB, per_token=GIB / 8192, per_image=5, image_tokens=0)
     some = PASSES.between(every, share=0.25)
@@ -196,10 +185,3 @@ def test_what_harms_least_is_tried_first_and_what_is_not_needed_is_left_out(gpu,
     if gpu == 36:
         first, *_, last = caught.value.lines
         assert (first[:32], last) == ("--actor.freeze_visual_encoder: T", "run 3")
-
-
-def test_a_short_pass_takes_what_the_shortest_one_does():
-    passes = replace(PASSES, floor=3 * GIB)
-    assert [passes.pass_bytes(tokens) // GIB for tokens in (256, 2048, 4096)] == [3, 3, 5]
-    assert passes.tokens(3 * GIB - 1, step=256) == 0, "no pass is that small"
-    assert passes.tokens(3 * GIB, step=256) == 2048

@@ -72,12 +72,6 @@ def test_torn_last_lines_are_left_out_and_counted(tmp_path):
     assert (len(stage.rollouts), stage.rollouts.torn_lines) == (1, 1)
 
 
-def test_a_complete_last_line_without_a_newline_counts(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}')
-    metrics = read_run(tmp_path).stages[0].metrics
-    assert (metrics.series("reward"), metrics.torn_lines) == ([(1, 0.5)], 0)
-
-
 def test_numbers_that_are_not_finite_are_missing_values(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "kl": NaN}\n{"step": 2, "kl": -Infinity}\n{"step": 3, "kl": 2}\n'
