@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import importlib.util
-import netrc
 import os
 import secrets
 import typing
@@ -12,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
@@ -147,22 +145,6 @@ def _open_wandb(session: Session) -> Tracker:
     )
 
 
-def _check_wandb(logger: LoggerConfig) -> None:
-    mode = logger.wandb.mode or os.environ.get("WANDB_MODE", "online")
-    if mode != "online" or logger.wandb.key or {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ):
-        return
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        if netrc.netrc(os.environ.get("NETRC")).authenticators(host):
-            return
-    except (FileNotFoundError, netrc.NetrcParseError):
-        pass
-    raise UserError(
-        f"--logger.trackers wandb: there is no API key for {host}; give --logger.wandb.key, set WANDB_API_KEY, or take "
-        "--logger.wandb.mode offline"
-    )
-
-
 OPENERS: dict[str, Callable[[Session], Tracker]] = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
 """By the name of the tracker, which is that of its library."""
 assert tuple(OPENERS) == typing.get_args(TrackerName)
@@ -174,13 +156,11 @@ def _opener(name: str) -> Callable[[Session], Tracker]:
 
 
 def check_trackers(logger: LoggerConfig) -> None:
-    """Raise UserError for a tracker that is not installed or lacks its key; loads no library, and asks no server."""
+    """Raise UserError for a tracker that is not installed, or an error in a user's file; loads no library."""
     for name in logger.trackers:
         _opener(name)
         if name in OPENERS and importlib.util.find_spec(name) is None:
             raise UserError(f"--logger.trackers {name}: {name} is not installed; pip install {name}, or leave it out")
-    if "wandb" in logger.trackers:
-        _check_wandb(logger)
 
 
 def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed: bool) -> Trackers:

@@ -92,21 +92,6 @@ def test_a_tracker_of_a_file_gets_steps_and_one_that_fails_is_told_of_with_its_l
             open_trackers(config(logger__trackers=(f"own.py:{name}",)), folder=tmp_path, resumed=False)
 
 
-def test_wandb_needs_a_key_unless_it_is_offline(offline, monkeypatch):
-    with pytest.raises(UserError, match=r"no API key for api.wandb.ai; give --logger.wandb.key, set WANDB_API_KEY"):
-        check_trackers(config(logger__trackers=("wandb",)).logger)
-    check_trackers(config(logger__trackers=("wandb",), logger__wandb__key="k").logger)
-    check_trackers(config(logger__trackers=("wandb",), logger__wandb__mode="offline").logger)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_trackers(config(logger__trackers=("wandb",)).logger)
-    monkeypatch.delenv("WANDB_MODE")
-    (offline / "netrc").write_text("machine api.wandb.ai login user password k\n")
-    check_trackers(config(logger__trackers=("wandb",)).logger)
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    with pytest.raises(UserError, match="no API key for wandb.example.org"):
-        check_trackers(config(logger__trackers=("wandb",)).logger)
-
-
 def test_a_tracker_that_cannot_start_stops_the_run_with_its_reason(tmp_path):
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match=r"--logger.trackers tensorboard: cannot start \(.*tensorboard.*leave it out"):
