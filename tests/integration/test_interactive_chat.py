@@ -115,15 +115,17 @@ def piped(model: Path, lines: list[str], *, cwd: Path, env: dict[str, str], **ch
     return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
 
 
-def test_both_backends_answer_a_pipe_alike(folder: Path, environment: dict[str, str], demo: Path):
+def test_both_backends_answer_a_pipe_alike(
+    folder: Path, environment: dict[str, str], tiny_checkpoint: Callable[[str], Path]
+):
     lines = ["/image a.png", "Which digit does the picture show?", "What is 12 + 34?"]
-    code, answers, said = piped(demo / "model", lines, cwd=folder, env=environment)
+    code, answers, said = piped(tiny_checkpoint("qwen2_5_vl"), lines, cwd=folder, env=environment)
     assert (code, "\x1b" in answers + said) == (0, False)
     assert len(answers.split("\n\n")) == 2
     counts = [int(match.group(1)) for match in SPEED.finditer(said)]
     assert len(counts) == 2
     lines = [lines[0], "/image nowhere.png", *lines[1:]]
-    code, same_answers, said = piped(demo / "model", lines, cwd=folder, env=environment, backend="transformers")
+    code, same_answers, said = piped(tiny_checkpoint("qwen2_5_vl"), lines, cwd=folder, env=environment, backend="transformers")
     assert same_answers == answers
     assert [int(match.group(1)) for match in SPEED.finditer(said)] == counts
     assert re.search(r"^error: .*nowhere\.png", said, re.MULTILINE)
