@@ -117,7 +117,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Record:
+class _MeasuredRecord:
     measured: tuple[_Entry, ...]
 
 
@@ -134,7 +134,7 @@ class MeasuredBefore:
         """Load the responses that match the record; all others are ignored."""
         if not (self._record.is_file() and self.path.is_file()):
             return
-        record = checked(_Record, read_json_object(self._record), place=str(self._record))
+        record = checked(_MeasuredRecord, read_json_object(self._record), place=str(self._record))
         try:
             responses = read_responses(self.path)
         except UserError:
@@ -183,7 +183,7 @@ class MeasuredBefore:
             for (checkpoint, file), measured in found.items()
             if measured.key
         )
-        write_json_object(self._record, dataclasses.asdict(_Record(measured=entries)))
+        write_json_object(self._record, dataclasses.asdict(_MeasuredRecord(measured=entries)))
 
 
 def _all_responses(found: Mapping[tuple[str, str], Measured]) -> Sequence[JudgedResponse]:

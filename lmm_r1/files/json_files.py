@@ -186,15 +186,19 @@ Count = Annotated[int, Field(strict=True, ge=0, le=LARGEST_COUNT)]
 Number = Annotated[float | None, BeforeValidator(_finite)]
 """None also for a number that is not finite or too large to calculate with."""
 T = TypeVar("T")
-_adapter = functools.cache(TypeAdapter)
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def checked(kind: type[T], record: object, *, place: str) -> T:
     """Return an object of JSON as the dataclass `kind`, without unknown keys; raises UserError with the wrong field."""
-    adapter: Any = _adapter(kind)
     try:
-        return adapter.validate_python(record)
+        checked_record: T = _adapter(kind).validate_python(record)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
         raise UserError(f"{place}: {field}: {first['msg']}, found {first['input']!r:.80}; write it again") from error
+    return checked_record

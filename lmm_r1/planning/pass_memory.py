@@ -470,18 +470,32 @@ def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
             # The temporaries come when the group's own gradients are gone.
             step=partition + max(norm, copied, single + temporaries - min(sums, zero.sum_bytes * group)),
         )
+    return _offloaded(kept, size, zero, gradients=own, bucket=bucket, norm=norm, temporaries=temporaries)
+
+
+def _offloaded(
+    kept: TrainedStates,
+    size: ModelSize,
+    zero: ZeroSettings,
+    *,
+    gradients: int,
+    bucket: int,
+    norm: int,
+    temporaries: int,
+) -> TrainedStates:
+    """Return the states with what the optimizer keeps in the host's memory, if that is asked for."""
     if not zero.offload:
         return kept
-    # The host has all that the optimizer keeps, with its gradients and, before ZeRO-3, what goes back to the weights.
-    host = kept.master + kept.moments + own * (zero.sum_bytes + MASTER_BYTES)
+    # With the gradients and, before ZeRO-3, what goes back to the weights.
+    host = kept.master + kept.moments + gradients * (zero.sum_bytes + MASTER_BYTES)
     kept = replace(kept, master=0, moments=0, sums=0, step=norm)
-    if stage == 3:
+    if zero.stage == 3:
         return replace(kept, host=host)
-    back = width * size.largest_trained
+    back = zero.weight_bytes * size.largest_trained
     return replace(
         kept,
         weights=size.weight_bytes + back,
         backward=bucket if zero.on_gpu else 0,
         after_backward=bucket + norm,
-        host=host + width * own + back + temporaries,
+        host=host + zero.weight_bytes * gradients + back + temporaries,
     )

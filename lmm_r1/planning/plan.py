@@ -406,13 +406,14 @@ def summary(plan: Plan) -> list[str]:
 def _rows(device: Device) -> Iterator[tuple[str, str, int]]:
     for model in device.models:
         size, states = model.estimate.size, model.states
-        billions = f"{size.parameters / 1e9:.2f} B parameters, {size.trained / 1e9:.2f} B trained"
+        billions = f"{size.parameters / 1e9:.2f} B parameters"
         passing = model.passes.pass_bytes(model.pass_tokens)
         if states is None:
-            yield model.role, f"weights ({size.parameters / 1e9:.2f} B parameters)", model.resident
+            yield model.role, f"weights ({billions})", model.resident
             passing += model.gathered
         else:
-            yield model.role, f"weights ({billions})", states.weights
+            trained = "" if size.trained == size.parameters else f", {size.trained / 1e9:.2f} B trained"
+            yield model.role, f"weights ({billions}{trained})", states.weights
             yield model.role, "sums of gradients", states.sums
             yield model.role, "single-precision copy and AdamW's moments", states.master + states.moments
             yield model.role, "gradients and gathered weights in a backward pass", states.backward
