@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,12 +12,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Engine, EngineSettings, EpisodeSettings
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
     from lmm_r1.generation.episode_engine import EpisodeEngine
     from lmm_r1.lmm_kits import Checkpoint
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,26 +39,12 @@ def model_name(config: ChatConfig) -> str:
     return config.model if config.adapter is None else f"{config.model} + {config.adapter}"
 
 
-def _longest(model_config: PretrainedConfig) -> int:
-    """Return the default length of a conversation, within which longrope uses its short factors."""
-    from lmm_r1.models.rope_scaling import short_length
-
-    limit = short_length(model_config)
-    if limit is None or limit >= LONGEST_CONVERSATION:
-        return LONGEST_CONVERSATION
-    logger.warning(
-        "conversations may take %d tokens: for longer ones, which --max_model_len allows, longrope uses its long factors "
-        "from the first token on",
-        limit,
-    )
-    return limit
-
-
 def engine_settings(config: ChatConfig, *, responses: int = 1) -> tuple[Checkpoint, EngineSettings]:
     """Return the checkpoint, and how it is loaded for this many responses at a time; raises UserError if it cannot be."""
     from lmm_r1.generation.engine import prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_weights
+    from lmm_r1.models.rope_scaling import short_length
 
     prepare_process()
     path, adapter = split_adapter(config.model, config.adapter)
@@ -75,7 +56,9 @@ def engine_settings(config: ChatConfig, *, responses: int = 1) -> tuple[Checkpoi
     return checkpoint, EngineSettings(
         adapter=adapter,
         dtype=config.dtype,
-        max_model_len=config.max_model_len or _longest(checkpoint.config),
+        # By default, within what longrope covers by its short factors.
+        max_model_len=config.max_model_len
+        or min(LONGEST_CONVERSATION, short_length(checkpoint.config) or LONGEST_CONVERSATION),
         max_images=config.max_images + shown if kit.takes_images else 0,
         max_videos=config.max_videos if kit.takes_videos else 0,
         batch_rows=1,

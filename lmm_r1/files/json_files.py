@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -196,7 +196,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def checked(kind: type[T], record: object, *, place: str) -> T:
     """Return an object of JSON as the dataclass `kind`, without unknown keys; raises UserError with the wrong field."""
     try:
-        checked_record: T = _adapter(kind).validate_python(record)
+        adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
+        checked_record = adapter.validate_python(record)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))

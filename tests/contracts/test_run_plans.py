@@ -14,7 +14,7 @@ from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import choices
-from lmm_r1.planning.choices import planned, refuse_excess
+from lmm_r1.planning.choices import planned
 from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, estimate
 from lmm_r1.planning.plan import WORKSPACE, Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
@@ -276,20 +276,6 @@ def test_a_distillation_on_the_students_own_responses_is_planned_with_an_engine_
     # Where it shares the machine's memory with both ranks: their weights twice, and 2 GiB of cache each.
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     assert plan(gpu=None).devices[0].engine.share == 2 * (2 * weights + 2 * GIB)
-
-
-def test_a_distillation_that_leaves_its_engine_no_room_is_told_a_share_that_does(tiny_checkpoint):
-    path = str(tiny_checkpoint("llm"))
-    flags = {"model.model_name_or_path": path, "teacher.model_name_or_path": path, "data.dataset": "rows"}
-    flags |= {"ds.param_dtype": "fp32", "rollout.on_policy_share": 1.0, "vllm.gpu_memory_utilization": 0.97}
-    machine = Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB)
-
-    def replan(config: KDConfig) -> Plan:
-        return plan_supervised(config, machine, processes=1, per_machine=1)
-
-    config = resolve(dotted.replace(KDConfig(), flags))
-    with pytest.raises(UserError, match=r"It fits with --vllm.gpu_memory_utilization 0.7\n"):
-        refuse_excess(config, replan(config), replan=replan)
 
 
 @pytest.mark.usefixtures("own_environment")

@@ -51,11 +51,6 @@ def test_solutions_are_appended_to_the_same_prompts(tmp_path, capsys):
     assert "wrote 6 rows of digits (mixed, test)" in capsys.readouterr().out
 
 
-def test_the_flags_bound_how_many_digits_a_row_has(tmp_path):
-    rows = make(tmp_path / "out", "--rows", "80", "--solutions", "--min_digits", "1", "--max_digits", "2")
-    assert {digits_read(row) for row in rows} == {1, 2}
-
-
 def test_the_flags_for_images_set_how_many_there_are_and_how_many_digits_they_show(tmp_path):
     flags = ("--modality", "mixed", "--rows", "12", "--solutions")
     rows = make(tmp_path / "out", *flags, "--max_image_digits", "1", "--image_share", "0.25")
