@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmm_r1.config.generation import LONGEST_CONVERSATION, ChatConfig, episode_limits
-from lmm_r1.data.images import PictureFolder
-from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
+from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Engine, EngineSettings, EpisodeSettings
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
     from lmm_r1.generation.episode_engine import EpisodeEngine
     from lmm_r1.lmm_kits import Checkpoint
-
-logger = logging.getLogger(__name__)
-_OPENED_THOUGHT = "<think>"
-# Enough tokens for the end of a generation prompt.
-_LAST_TOKENS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatModel:
     engine: Engine
     name: str
-    takes_images: bool
-    takes_videos: bool
     max_images: int
     max_videos: int
-    opens_thought: bool
-    """Whether the chat template begins each answer with `<think>`, which the model then does not write."""
     episodes: EpisodeEngine | None = None
-    pictures: PictureFolder | None = None
 
     def check_media(self, messages: Sequence[Message], *, more_images: int = 0, more_videos: int = 0) -> None:
         """Raise UserError if a conversation with this many more images or videos could not be answered."""
         images, videos = len(images_of(messages)) + more_images, len(videos_of(messages)) + more_videos
-        if images and not self.takes_images:
-            raise UserError(f"{self.name} is a plain language model and takes no images")
-        if videos and not self.takes_videos:
-            raise UserError(f"{self.name} takes no videos; lmm-r1 kits lists the models that do")
         for kind, count, most in (("image", images, self.max_images), ("video", videos, self.max_videos)):
             if count > most:
-                what = f"{count} {kind}s in the conversation are" if count > 1 else f"one {kind} is"
                 raise UserError(
-                    f"{what} more than --max_{kind}s {most}; start over with /reset, or start the program with a "
-                    "higher limit"
+                    f"{count} {kind}s in the conversation: {self.name} takes {most} here; see --max_{kind}s, and lmm-r1 "
+                    "kits for what models take, or start over with /reset"
                 )
 
 
@@ -58,26 +39,12 @@ def model_name(config: ChatConfig) -> str:
     return config.model if config.adapter is None else f"{config.model} + {config.adapter}"
 
 
-def _longest(model_config: PretrainedConfig) -> int:
-    """Return the default length of a conversation, within which longrope uses its short factors."""
-    from lmm_r1.models.rope_scaling import short_length
-
-    limit = short_length(model_config)
-    if limit is None or limit >= LONGEST_CONVERSATION:
-        return LONGEST_CONVERSATION
-    logger.warning(
-        "conversations may take %d tokens: for longer ones, which --max_model_len allows, longrope uses its long factors "
-        "from the first token on",
-        limit,
-    )
-    return limit
-
-
 def engine_settings(config: ChatConfig, *, responses: int = 1) -> tuple[Checkpoint, EngineSettings]:
     """Return the checkpoint, and how it is loaded for this many responses at a time; raises UserError if it cannot be."""
     from lmm_r1.generation.engine import prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_weights
+    from lmm_r1.models.rope_scaling import short_length
 
     prepare_process()
     path, adapter = split_adapter(config.model, config.adapter)
@@ -89,7 +56,9 @@ def engine_settings(config: ChatConfig, *, responses: int = 1) -> tuple[Checkpoi
     return checkpoint, EngineSettings(
         adapter=adapter,
         dtype=config.dtype,
-        max_model_len=config.max_model_len or _longest(checkpoint.config),
+        # By default, within what longrope covers by its short factors.
+        max_model_len=config.max_model_len
+        or min(LONGEST_CONVERSATION, short_length(checkpoint.config) or LONGEST_CONVERSATION),
         max_images=config.max_images + shown if kit.takes_images else 0,
         max_videos=config.max_videos if kit.takes_videos else 0,
         batch_rows=1,
@@ -107,10 +76,7 @@ def load_model(config: ChatConfig) -> ChatModel:
     from lmm_r1.generation.engine import make_engine, playing_engine
 
     checkpoint, settings = engine_settings(config)
-    kit, processor = checkpoint.kit, checkpoint.processor
-    question = Message(role="user", parts=(TextPart("?"),))
-    prompt = kit.render(processor, [question], add_generation_prompt=True)
-    ending = checkpoint.tokenizer.decode(prompt[-_LAST_TOKENS:])
+    kit = checkpoint.kit
     episodes = None
     if config.agent is not None:
         limits = episode_limits(config)
@@ -121,11 +87,7 @@ def load_model(config: ChatConfig) -> ChatModel:
     return ChatModel(
         engine=engine,
         episodes=None if episodes is None else playing_engine(engine, episodes),
-        pictures=None if config.agent_pictures is None else PictureFolder(config.agent_pictures),
         name=model_name(config),
-        takes_images=kit.takes_images,
-        takes_videos=kit.takes_videos,
         max_images=config.max_images if kit.takes_images else 0,
         max_videos=settings.max_videos,
-        opens_thought=ending.rstrip().endswith(_OPENED_THOUGHT),
     )

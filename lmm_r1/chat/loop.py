@@ -1,318 +1,261 @@
-"""A whole chat: loads the model, reads lines, and answers each message or runs its command until there are no more."""
+"""A chat in a terminal or through a pipe: each line of stdin is a message or a command."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
-from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.output import create_output
-from prompt_toolkit.utils import is_dumb_terminal
+from PIL import Image
 
-from lmm_r1.chat.chat_model import load_model
-from lmm_r1.chat.conversation import (
-    NAMES,
-    ChatSampling,
-    SavedConversation,
-    changed,
-    is_saved_conversation,
-    load,
-    save,
-    saved_path,
-)
-from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
-from lmm_r1.chat.session import ChatSession, dragged_image, greeting, read_image, read_video, sources_of
+from lmm_r1.agents.environment import Answered
+from lmm_r1.chat.chat_model import ChatModel, load_model
 from lmm_r1.config.generation import ChatConfig, check_chat
 from lmm_r1.config.shared import text_given
-from lmm_r1.data.messages import NO_PROMPT
+from lmm_r1.data.images import load_image, load_video
+from lmm_r1.data.messages import NO_PROMPT, ImagePart, Message, Row, TextPart, VideoPart, kind_of, resolve
 from lmm_r1.data.reading import shipped_prompt
+from lmm_r1.data.sample import Completion
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.records.run_folder import trained_reading
+from remote_rm.redaction import neutral
 
-SIGN = "/"
-WORDS = {"exit": "/exit", "quit": "/exit"}
-"""Lines that are commands without a slash, as in other programs."""
-_NO_TEXT = ('""', "''")
-_SHOWN = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    argument: str
-    """What follows it, for the help."""
-    help: str
-    run: Callable[[ChatSession, str], None]
-    takes_path: bool = False
-
-
-def run_command(session: ChatSession, line: str) -> None:
-    """Run `/name argument`; raises UserError if that is not possible."""
-    name, argument = (*line.split(maxsplit=1), "")[:2]
-    if name not in COMMANDS:
-        match = nearest(name, known=COMMANDS)
-        hint = f"did you mean {match}?" if match else "/help lists them"
-        raise UserError(f"unknown command {name}; {hint}")
-    command, argument = COMMANDS[name], argument.strip()
-    if argument and not command.argument:
-        raise UserError(f"{name} takes no argument, but got {argument}")
-    command.run(session, argument)
-
-
-def attach_images(session: ChatSession, argument: str) -> None:
-    session.check_more(images=1)
-    sources = sources_of(argument)
-    session.check_more(images=len(sources))
-    images = [read_image(source, max_pixels=session.max_pixels) for source in sources]
-    session.attached += images
-    for image in images:
-        session.screen.say(f"attached {image}")
-
-
-def _attach_videos(session: ChatSession, argument: str) -> None:
-    session.check_more(videos=1)
-    sources = sources_of(argument)
-    session.check_more(videos=len(sources))
-    videos = [read_video(source) for source in sources]
-    session.attached += videos
-    for video in videos:
-        session.screen.say(f"attached {video}")
-
-
-def _list_attached(session: ChatSession, argument: str) -> None:
-    if session.attached:
-        session.screen.table([(item.name, item.size) for item in session.attached])
-    else:
-        session.screen.say("nothing is attached; /image PATH attaches an image to the next message")
-
-
-def _detach(session: ChatSession, argument: str) -> None:
-    count, session.attached = len(session.attached), []
-    session.screen.say(f"{count} detached" if count else "nothing was attached")
-
-
-def _system(session: ChatSession, argument: str) -> None:
-    if argument:
-        session.conversation.set_system(None if argument in _NO_TEXT else argument)
-    prompt = session.conversation.system
-    if prompt is None:
-        session.screen.say("no system prompt, except for what the checkpoint's chat template may add")
-    else:
-        session.screen.say(f'system prompt: {prompt}\n(/system "" removes it)')
-
-
-def _set(session: ChatSession, argument: str) -> None:
-    if argument:
-        name, *values = argument.replace("=", " ").split()
-        if len(values) != 1:
-            raise UserError(f"write /set NAME VALUE; the names are {', '.join(NAMES)}")
-        session.sampling = changed(session.sampling, name, values[0])
-    session.screen.table([(name, f"{value:g}") for name, value in asdict(session.sampling).items()])
-
-
-def _reset(session: ChatSession, argument: str) -> None:
-    session.reset()
-    kept = "" if session.conversation.system is None else "; the system prompt stays"
-    session.screen.say(f"a new conversation{kept}")
-
-
-def _undo(session: ChatSession, argument: str) -> None:
-    said = " ".join(session.undo().split())
-    session.screen.say(f"took back: {said if len(said) <= _SHOWN else said[:_SHOWN] + '...'}")
-
-
-def _retry(session: ChatSession, argument: str) -> None:
-    session.retry()
-
-
-def _save(session: ChatSession, argument: str) -> None:
-    path = saved_path(argument)
-    if session.conversation.turns == 0:
-        raise UserError("there is nothing to save yet")
-    if path not in (session.kept, session.asked) and path.is_file() and is_saved_conversation(path):
-        session.asked = path
-        raise UserError(f"{path} holds another conversation; repeat the command to overwrite it")
-    save(path, session.conversation, sampling=session.sampling, model=session.model.name)
-    session.kept, session.asked = path, None
-    session.screen.say(f"saved to {path}")
-
-
-def _load(session: ChatSession, argument: str) -> None:
-    path = saved_path(argument)
-    session.resume(load(path), path=path)
-
-
-def _help(session: ChatSession, argument: str) -> None:
-    commands = [(f"{name} {command.argument}".strip(), command.help) for name, command in COMMANDS.items()]
-    keys = [
-        ("Alt-Enter", "begin a new line; so does a backslash at the end"),
-        ("Ctrl-C", "stop the answer, or clear the line"),
-        ("Ctrl-D", "leave"),
-        ("//", "begins a message with a slash"),
-    ]
-    session.screen.table([*commands, *keys])
-
-
-def _leave(session: ChatSession, argument: str) -> None:
-    session.leaving = True
-
-
-COMMANDS: dict[str, Command] = {
-    "/image": Command(
-        argument="PATH|URL", help="attach images to the next message", run=attach_images, takes_path=True
-    ),
-    "/images": Command(argument="", help="show what is attached", run=_list_attached),
-    "/clear_images": Command(argument="", help="attach nothing", run=_detach),
-    "/video": Command(argument="PATH", help="attach a video to the next message", run=_attach_videos, takes_path=True),
-    "/system": Command(argument="[TEXT]", help="show or change the system prompt", run=_system),
-    "/set": Command(argument="[NAME VALUE]", help=f"show the settings or change one: {', '.join(NAMES)}", run=_set),
-    "/retry": Command(argument="", help="ask for the last answer again", run=_retry),
-    "/undo": Command(argument="", help="take the last turn back", run=_undo),
-    "/reset": Command(argument="", help="begin a new conversation", run=_reset),
-    "/clear": Command(argument="", help="the same as /reset", run=_reset),
-    "/save": Command(argument="FILE", help="write the conversation to a file", run=_save, takes_path=True),
-    "/load": Command(argument="FILE", help="continue a conversation from a file", run=_load, takes_path=True),
-    "/help": Command(argument="", help="show this", run=_help),
-    "/exit": Command(argument="", help="leave; so do exit and quit by themselves", run=_leave),
+COMMANDS = {
+    "/image": "PATH or URL: attach an image to the next message; a path on a line of its own does the same",
+    "/video": "PATH: attach a video to the next message",
+    "/system": 'TEXT: replace the system prompt; without text, show it; "" removes it',
+    "/reset": "start over, without attachments",
+    "/help": "show this; // begins a message with a slash, and a backslash at the end continues the line",
+    "/exit": "leave, as do exit, quit and Ctrl-D; Ctrl-C stops an answer",
 }
+_PATH_STARTS = ("/", "~", "./", "../", "file://", "'", '"')
 
 
-CONTINUED = "\\"
+class AnswerWriter:
+    """Writes answers as they arrive, without control characters, and what an environment replies."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._last = "\n"
+
+    def begin_turn(self) -> None:
+        self._last = "\n"
+        if self._chat.has_answered and not self._chat.in_terminal:
+            self._chat.out.write("\n")
+        self._chat.has_answered = True
+
+    def write(self, piece: str) -> None:
+        self._chat.out.write(neutral(piece))
+        self._chat.out.flush()
+        self._last = piece[-1:] or self._last
+
+    def end_turn(self) -> None:
+        if self._last != "\n":
+            self.write("\n")
+
+    def answered(self, answered: Answered) -> None:
+        if not answered.is_over:
+            shown = (part.text if isinstance(part, TextPart) else "[picture]" for part in answered.shown)
+            say(f"the environment: {''.join(shown).strip()}")
 
 
-def continues(line: str) -> bool:
-    """Return whether a line continues in the next one: it ends with a backslash that is not one of a pair."""
-    return (len(line) - len(line.rstrip(CONTINUED))) % 2 == 1
+@dataclass(kw_only=True)
+class Chat:
+    """A conversation with a model."""
+
+    model: ChatModel
+    sampling: SamplingSettings
+    out: TextIO
+    """Where answers are written; everything else goes to stderr."""
+    in_terminal: bool
+    system: str | None = None
+    max_pixels: int | None = None
+    """Images are scaled down to this many pixels, as in the run that trained the model; None keeps their size."""
+    turns: list[Message] = field(default_factory=list)
+    attached: list[ImagePart | VideoPart] = field(default_factory=list)
+    has_answered: bool = False
+
+    def run(self, lines: Iterable[str]) -> bool:
+        """Handle every line until the user leaves, and return whether all of them succeeded.
+
+        Raises KeyboardInterrupt if Ctrl-C stops what a pipe asked for.
+        """
+        all_well = True
+        for line in lines:
+            try:
+                if not self.respond(line.strip()):
+                    break
+            except UserError as error:
+                say(f"error: {' '.join(str(error).split())}")
+                all_well = False
+            except KeyboardInterrupt:
+                if not self.in_terminal:
+                    raise
+                say("stopped")
+        return all_well
+
+    def respond(self, line: str) -> bool:
+        """Handle one line, and return whether the chat goes on; raises UserError if the line cannot be handled."""
+        name, argument = (*line.split(maxsplit=1), "", "")[:2]
+        if line in ("exit", "quit", "/exit"):
+            return False
+        if name in ("/image", "/video"):
+            self._attach(argument.strip(), is_video=name == "/video")
+        elif name == "/system":
+            self.system = (None if argument in ('""', "''") else argument) if argument else self.system
+            say("no system prompt" if self.system is None else f"system prompt: {self.system}")
+        elif line == "/reset":
+            self.turns, self.attached = [], []
+            say("a new conversation" + ("" if self.system is None else "; the system prompt stays"))
+        elif line == "/help":
+            say("\n".join(f"{name:8} {what}" for name, what in COMMANDS.items()))
+        elif line.startswith("//"):
+            self._ask(line[1:])
+        elif is_dropped_image(line):
+            self._attach(line, is_video=False)
+        elif line.startswith("/"):
+            match = None if name in COMMANDS else nearest(name, known=COMMANDS)
+            raise UserError(f"unknown command {line}; " + (f"did you mean {match}?" if match else "/help lists them"))
+        elif line:
+            self._ask(line)
+        return True
+
+    def _attach(self, argument: str, *, is_video: bool) -> None:
+        sources = sources_of(argument)
+        videos = sum(isinstance(part, VideoPart) for part in self.attached) + len(sources) * is_video
+        images = len(self.attached) + len(sources) - videos
+        self.model.check_media(self.turns, more_images=images, more_videos=videos)
+        self.attached += [read_video(one) if is_video else read_image(one, self.max_pixels) for one in sources]
+        say(f"attached {argument}; images and videos for the next message: {len(self.attached)}")
+
+    def _ask(self, text: str) -> None:
+        question = Message(role="user", parts=(*self.attached, TextPart(text)))
+        system = () if self.system is None else (Message(role="system", parts=(TextPart(self.system),)),)
+        row = Row(
+            messages=(*system, *self.turns, question), answer="", datasource="default", location="this conversation"
+        )
+        began = time.perf_counter()
+        try:
+            completion = self._completion(row)
+            if not completion.text.strip():
+                raise UserError("the answer is empty")
+        except UserError as error:
+            raise UserError(f"{error}; the turn is not added, and attachments stay") from error
+        self.turns += [question, Message(role="assistant", parts=(TextPart(completion.text),))]
+        self.attached = []
+        say(_account(completion, seconds=time.perf_counter() - began))
+        if completion.finish_reason == "aborted" and not self.in_terminal:
+            raise KeyboardInterrupt
+
+    def _completion(self, row: Row) -> Completion:
+        writer = AnswerWriter(self)
+        with _interrupts() as should_stop:
+            if self.model.episodes is not None:
+                return self.model.episodes.play(row, self.sampling, watcher=writer, should_stop=should_stop)
+            writer.begin_turn()
+            try:
+                return self.model.engine.stream(row, self.sampling, on_text=writer.write, should_stop=should_stop)
+            finally:
+                writer.end_turn()
 
 
-def piped_lines() -> Iterator[str]:
-    """Yield the lines of stdin; a line that ends with a backslash is joined with the next."""
-    assert isinstance(sys.stdin, io.TextIOWrapper), "Python opens stdin as one"
-    sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
+def _account(completion: Completion, *, seconds: float) -> str:
+    """Return `30 tokens, 20.0 tokens/s`, the turns and counts of an episode, and what ended it early."""
+    tokens, played = completion.num_tokens, completion.played
+    assert tokens is not None, "an engine in this process counts tokens"
+    account = [f"{tokens} tokens, {tokens / seconds:.1f} tokens/s"]
+    if played is not None:
+        account += [f"{played.turns} turns"]
+        account += [f"{name} {value:g}" for name, value in {**played.counts, **played.rewards}.items()]
+        account += [] if played.end == "over" else [f"ended at its limit of {played.end}"]
+    if completion.finish_reason == "length":
+        account += ["cut off at --max_new_tokens or --max_model_len"]
+    return ", ".join([*account, *(["stopped"] if completion.finish_reason == "aborted" else [])])
+
+
+def say(text: str) -> None:
+    """Write a remark to stderr, without control characters."""
+    print(neutral(text), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def sources_of(argument: str) -> list[str]:
+    """Return the paths and URLs of a line: `my picture.png` is one path if it exists, `a.png b.png` are two."""
+    whole = os.path.expanduser(argument)
+    if not whole:
+        raise UserError("give the path or the URL of a file")
+    if "\0" not in whole and os.path.exists(whole):
+        return [whole]
+    try:
+        return [os.path.expanduser(piece) for piece in shlex.split(whole)]
+    except ValueError:  # an unclosed quote, as in `Anna's.png`
+        return [whole]
+
+
+def is_dropped_image(line: str) -> bool:
+    """Return whether a line is nothing but the path of an image, as terminals write a dropped file."""
+    if not line.startswith(_PATH_STARTS) or "\n" in line or "\0" in line:
+        return False
+    sources = [str(resolve(source, base_dir=Path.cwd())) for source in sources_of(line)]
+    suffixes = Image.registered_extensions()
+    return all(os.path.splitext(path)[1].lower() in suffixes and os.path.exists(path) for path in sources)
+
+
+def read_image(source: str, max_pixels: int | None = None) -> ImagePart:
+    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear."""
+    image = load_image(ImagePart(source), location="/image")
+    kept = image if kind_of(source) == "url" else resolve(source, base_dir=Path.cwd())
+    return ImagePart(kept, max_pixels=max_pixels)
+
+
+def read_video(source: str) -> VideoPart:
+    """Return a video of a file, decoded once to check it; raises UserError if it is missing or damaged."""
+    part = VideoPart(str(resolve(source, base_dir=Path.cwd())))
+    if kind_of(source) != "path" or not Path(str(part.source)).is_file():
+        raise UserError(f"no video file {source}; check the path")
+    load_video(part, location="/video")
+    return part
+
+
+def entries(*, in_terminal: bool) -> Iterator[str]:
+    """Yield the lines of stdin; one that ends with a backslash which is not one of a pair is joined with the next."""
+    if in_terminal:
+        import readline
+
+        readline.parse_and_bind("tab: complete")  # files
+    else:
+        assert isinstance(sys.stdin, io.TextIOWrapper), "Python opens stdin as one"
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
     entry = ""
-    for line in sys.stdin:
-        entry += line.rstrip("\r\n")
-        if continues(entry):
-            entry = entry[:-1] + "\n"
-            continue
-        yield entry
-        entry = ""
-    if entry:
-        yield entry.rstrip("\n")
-
-
-def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], str]) -> Iterator[str]:
-    """Yield what the user enters at the prompt until Ctrl-D; Ctrl-C clears the line."""
-    if is_dumb_terminal():
-        yield from _typed_lines(out, before=before)
-        return
-    kept: History = InMemoryHistory() if history is None else FileHistory(str(history))
-    session: PromptSession[str] = PromptSession(
-        output=create_output(stdout=out),
-        history=kept,
-        completer=LineCompleter(),
-        complete_while_typing=False,
-        multiline=True,
-        key_bindings=_keys(),
-        prompt_continuation=lambda width, line_number, wrapped: "" if wrapped else f"{'.' * (width - 1)} ",
-    )
     while True:
         try:
-            yield session.prompt([("bold", before())])
+            prompt = (". " if entry else "> ") if in_terminal else ""
+            entry += input(prompt).rstrip("\r")
         except KeyboardInterrupt:
-            continue
-        except EOFError:
-            return
-
-
-def _typed_lines(out: TextIO, *, before: Callable[[], str]) -> Iterator[str]:
-    entry = ""
-    while True:
-        out.write(". " if entry else before())
-        out.flush()
-        try:
-            line = sys.stdin.readline()
-        except KeyboardInterrupt:
-            out.write("\n")
+            if not in_terminal:
+                raise
+            sys.stdout.write("\n")
             entry = ""
             continue
-        if not line:
-            out.write("\n")
-            return
-        entry += line.rstrip("\n")
-        if continues(entry):
+        except EOFError:
+            break
+        if (len(entry) - len(entry.rstrip("\\"))) % 2 == 1:
             entry = entry[:-1] + "\n"
-            continue
-        yield entry
-        entry = ""
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def enter(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
-            buffer.complete_state = None
-        elif buffer.document.is_cursor_at_the_end and continues(buffer.text):
-            buffer.delete_before_cursor()
-            buffer.insert_text("\n")
         else:
-            buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    def new_line(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys
-
-
-class LineCompleter(Completer):
-    """Completes commands, files after commands that take one, and names of settings."""
-
-    def __init__(self) -> None:
-        self._paths = PathCompleter(expanduser=True)
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        line = document.text_before_cursor
-        if not line.startswith(SIGN) or "\n" in line:
-            return
-        name, space, argument = line.partition(" ")
-        if not space:
-            for known, command in COMMANDS.items():
-                if known.startswith(name):
-                    text = f"{known} " if command.argument else known
-                    yield Completion(text, start_position=-len(name), display=known, display_meta=command.help)
-        elif name == "/set" and " " not in argument:
-            yield from (
-                Completion(known, start_position=-len(argument)) for known in NAMES if known.startswith(argument)
-            )
-        elif name in COMMANDS and COMMANDS[name].takes_path:
-            typed = argument.lstrip("'\"")
-            yield from self._paths.get_completions(Document(typed, len(typed)), complete_event)
-
-
-def private_file(path: Path) -> Path:
-    """Return a file that no other user may read, created if necessary; raises OSError if it cannot be written."""
-    file = path.expanduser()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch(mode=0o600)
-    with file.open("ab"):
-        return file
+            yield entry
+            entry = ""
+    if entry:
+        yield entry
 
 
 def run_chat(config: ChatConfig) -> bool:
@@ -321,139 +264,48 @@ def run_chat(config: ChatConfig) -> bool:
     Raises KeyboardInterrupt if Ctrl-C should end the program: while it loads, and always outside of a terminal.
     """
     check_chat(config)
-    sampling = _sampling(config)
-    saved = None if config.load is None else load(config.load)
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with captured_output() as streams:
-        screen = _terminal_screen(streams) if in_terminal else PlainScreen(streams)
-        history = _history(config, screen) if in_terminal else None
-        session = _session(config, screen, sampling=sampling)
-        with contextlib.closing(session.model.engine):
-            if saved is not None:
-                _resume(session, saved, config=config)
-            if not in_terminal:
-                return converse(session, piped_lines(), ends_when_stopped=True)
-            lines = prompted_lines(streams.out, history=history, before=lambda: prompt(session))
-            converse(session, lines, ends_when_stopped=False)
-            return True
+    out = open(os.dup(1), "w", encoding="utf-8", errors="replace")
+    with contextlib.ExitStack() as stack:
+        stack.callback(_restore, out)
+        if not in_terminal:
+            # What libraries print must not get between the answers.
+            sys.stdout.flush()
+            os.dup2(2, 1)
+        prompt, max_pixels = trained_reading([config.model, str(config.adapter or config.model)])
+        system = config.system
+        if system is None and prompt not in (None, NO_PROMPT):
+            system = shipped_prompt(prompt) or text_given(prompt, flag="the run's --data.system_prompt") or ""
+            say(f"system prompt of the run: {' '.join(system.split())} (/system replaces it)")
+        began = time.perf_counter()
+        loaded = load_model(config)
+        stack.callback(loaded.engine.close)
+        say(f"{loaded.name} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
+        if loaded.episodes is not None:
+            say(f"each message begins an episode with the environment {loaded.episodes.environment.name}")
+        sampling = SamplingSettings(
+            n_samples=1,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_new_tokens=config.max_new_tokens,
+        )
+        chat = Chat(
+            model=loaded, sampling=sampling, out=out, in_terminal=in_terminal, system=system, max_pixels=max_pixels
+        )
+        return chat.run(entries(in_terminal=in_terminal)) or in_terminal
 
 
-def converse(session: ChatSession, lines: Iterable[str], *, ends_when_stopped: bool) -> bool:
-    """Handle every line until the user leaves, and return whether all of them succeeded."""
-    all_well = True
-    for line in lines:
-        try:
-            respond(session, line)
-        except UserError as error:
-            session.screen.fail(str(error))
-            all_well = False
-        except KeyboardInterrupt:  # in a command, such as a download; an answer is stopped in another way
-            session.screen.fail("stopped")
-            session.stopped = True
-        if session.stopped and ends_when_stopped:
-            raise KeyboardInterrupt
-        if session.leaving:
-            break
-    return all_well
-
-
-def respond(session: ChatSession, line: str) -> None:
-    """Handle one line: a command, an image that was dropped on the terminal, or a message."""
-    text = line.strip()
-    if not text:
-        return
-    if text in WORDS:
-        run_command(session, WORDS[text])
-    elif text.split()[0] in COMMANDS:
-        run_command(session, text)
-    elif dragged_image(text) is not None:
-        attach_images(session, text)
-    elif text.startswith(SIGN * 2):
-        session.say(text[len(SIGN) :])
-    elif text.startswith(SIGN):
-        run_command(session, text)
-    else:
-        session.say(text)
-
-
-def prompt(session: ChatSession) -> str:
-    """Return the prompt with the number of attachments: `[2 attached] > `."""
-    return f"[{len(session.attached)} attached] > " if session.attached else "> "
-
-
-def _resume(session: ChatSession, saved: SavedConversation, *, config: ChatConfig) -> None:
-    """Continue the conversation of --load; other flags override its settings."""
-    assert config.load is not None, "the conversation was loaded from it"
-    session.resume(saved, path=config.load)
-    defaults = {field.name: field.default for field in fields(ChatConfig)}
-    flags = {name: getattr(config, name) for name in NAMES if getattr(config, name) != defaults[name]}
-    session.sampling = replace(session.sampling, **flags)
-    if config.system is not None:
-        session.conversation.set_system(config.system)
-
-
-def _history(config: ChatConfig, screen: Screen) -> Path | None:
-    if config.history is None:
-        return None
-    try:
-        return private_file(config.history)
-    except OSError as error:
-        screen.say(f"no history is kept: --history {config.history} cannot be written ({error.strerror})")
-        return None
-
-
-def _session(config: ChatConfig, screen: Screen, *, sampling: ChatSampling) -> ChatSession:
-    began = time.perf_counter()
-    title = " + ".join(os.path.basename(os.path.abspath(path)) for path in (config.model, config.adapter) if path)
-    system = config.system if config.load else first_prompt(config, screen)
-    with _no_echo(), screen.loading(f"loading {title}"):
-        model = load_model(config)
-    session = ChatSession(model, screen, sampling=sampling, system=system, interruption=_interruption)
-    _, session.max_pixels = trained_reading(_models(config))
-    screen.say(f"{title} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
-    if model.episodes is not None:
-        screen.say(greeting(model.episodes.environment.name))
-    return session
-
-
-def _models(config: ChatConfig) -> list[str]:
-    return [config.model, str(config.adapter or config.model)]
-
-
-def first_prompt(config: ChatConfig, screen: Screen) -> str | None:
-    """Return the system prompt of a new conversation, and say it if it is that of the run which trained the model."""
-    if config.system is not None:
-        return config.system
-    prompt, _ = trained_reading(_models(config))
-    if prompt in (None, NO_PROMPT):
-        return None
-    text = shipped_prompt(prompt) or text_given(prompt, flag="the run's --data.system_prompt") or ""
-    screen.say(f"system prompt of the run: {' '.join(text.split())} (/system replaces it)")
-    return text
+def _restore(out: TextIO) -> None:
+    sys.stdout.flush()
+    os.dup2(out.fileno(), 1)
+    # What nobody reads any more is dropped.
+    with contextlib.suppress(BrokenPipeError):
+        out.close()
 
 
 @contextlib.contextmanager
-def _interruption() -> Iterator[Callable[[], bool]]:
-    with _no_echo(), _ctrl_c() as should_stop:
-        yield should_stop
-
-
-def _terminal_screen(streams: Streams) -> Screen:
-    from lmm_r1.chat.screen import TerminalScreen
-
-    return TerminalScreen(streams)
-
-
-def _sampling(config: ChatConfig) -> ChatSampling:
-    try:
-        return ChatSampling(temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens)
-    except UserError as error:
-        raise UserError(f"--{error}") from error
-
-
-@contextlib.contextmanager
-def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed; raises nothing, to not end an engine's step halfway."""
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Yield whether Ctrl-C was pressed, instead of raising KeyboardInterrupt within an engine's step."""
     pressed = False
 
     def press(signal_number: int, frame: FrameType | None) -> None:
@@ -465,22 +317,3 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
-    """Show nothing that is typed, including "^C"; it is read at the next prompt."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    local_modes = 3
-    before = termios.tcgetattr(sys.stdin)
-    silent = list(before)
-    silent[local_modes] = before[local_modes] & ~termios.ECHO
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

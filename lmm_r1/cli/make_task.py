@@ -23,8 +23,6 @@ PROG = "lmm-r1 make_task"
 class TaskSettings:
     """Flags that override a setting of the task, which has the default; flags of other tasks are refused."""
 
-    scale: int | None = None
-    """Tasks with a difficulty of their own: how many times larger pictures are; None is the task's 1, 112 to 196 pixels."""
     image_share: float | None = None
     """Share of the rows with images in modality mixed, evenly spread; None is the task's 0.5."""
     min_digits: int | None = None
@@ -53,20 +51,8 @@ class TaskSettings:
     """sokoban: share of the inside that is wall; None is the task's 0.15."""
     tile_px: int | None = None
     """sokoban: pixels on a square's side; None is the task's 28."""
-    letters: int | None = None
-    """message_decoding: number of letters used; below 26, messages are random strings. None is the task's 26."""
-    min_words: int | None = None
-    """message_decoding: fewest words in a message; None is the task's 1."""
-    max_words: int | None = None
-    """message_decoding: most words in a message; None is the task's 1."""
-    longest_string: int | None = None
-    """message_decoding: most letters of a random string; None is the task's 5."""
-    tiny_entries: int | None = None
-    """message_decoding: entries that are readable only in a crop; each message needs one; None is the task's 0."""
-    zoom: int | None = None
-    """message_decoding: how many times larger the picture is than its first view; None is the task's 1."""
     view_px: int | None = None
-    """message_decoding, visual_search: pixels on the side of the first view; None is the task's 280, or 112."""
+    """visual_search: pixels on the side of the first view; None is the task's 112."""
     block_px: int | None = None
     """visual_search: pixels of the picture per pixel of the first view, a multiple of 9; None is the task's 9."""
     asked: Asked | None = None
@@ -84,8 +70,7 @@ class TaskSettings:
 @dataclass(frozen=True, kw_only=True)
 class MakeTaskConfig(TaskSettings):
     task: Positional[str]
-    """Name of the task: bar_chart, calendar, cards, clock, compare, count, dice, digits, function_graph, geometry, line_chart,
-    maze, message_decoding, money, pie_chart, relations, sokoban or visual_search; or FILE.py with a function `rows_of`."""
+    """Name of the task: digits, sokoban or visual_search; or FILE.py with a function `rows_of`."""
     output: Path
     """Folder to write: rows.jsonl, and images/ if rows have images."""
     modality: Modality = "text"

@@ -119,8 +119,6 @@ class ChatConfig(EpisodeFlags):
     """What generates: vLLM, or plain transformers, which starts faster and supports every architecture."""
     system: str | None = None
     """System prompt; None takes that of the run which trained the model, or else the chat template's."""
-    load: Path | None = None
-    """Conversation to continue, written by /save. Its settings apply unless a flag sets them."""
     temperature: float = 0.7
     """Sampling temperature; 0 decodes greedily."""
     top_p: float = 0.95
@@ -134,10 +132,6 @@ class ChatConfig(EpisodeFlags):
     """Maximum number of images in one conversation."""
     max_videos: int = 0
     """Maximum number of videos in one conversation, for models that take videos."""
-    agent_pictures: Path | None = None
-    """Folder for the pictures that the environment shows; None writes none."""
-    history: Path | None = Path("~/.lmm_r1_history")
-    """File with the lines typed at the prompt, for the arrow keys; None keeps no history."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the model; auto takes the precision of the weights."""
     tensor_parallel_size: int = 1
@@ -154,19 +148,14 @@ class ChatConfig(EpisodeFlags):
 
 
 def check_chat(config: ChatConfig) -> None:
-    """Raise UserError for a number that no conversation can be had with; `Sampling` checks those that /set changes."""
+    """Raise UserError for a number that no conversation can be had with."""
     check_ranges(config)
+    check_sampling(temperature=config.temperature, top_p=config.top_p)
     check_needs(config, config)
-    check_least(config, "max_model_len", "tensor_parallel_size")
+    check_least(config, "max_model_len", "max_new_tokens", "tensor_parallel_size")
     check_least(config, "max_images", "max_videos", least=0)
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
     check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
-    if config.agent_pictures is not None:
-        if config.agent is None:
-            raise UserError(f"--agent_pictures {config.agent_pictures}: it is for episodes; give --agent, too")
-        check_creatable(config.agent_pictures, flag="--agent_pictures")
-        if config.agent_pictures.is_file():
-            raise UserError(f"--agent_pictures {config.agent_pictures} is a file; name a folder")
     if config.gpu_memory_utilization is not None and not 0 < config.gpu_memory_utilization <= 1:
         raise UserError(f"--gpu_memory_utilization {config.gpu_memory_utilization}: must be above 0 and at most 1")
 

@@ -20,8 +20,6 @@ Record = dict[str, object]
 CONFIDENCE = 0.95
 BATCH_VALUES = 4_000_000
 """How many resampled values are in memory at a time."""
-MAX_OPERATIONS = 5_000_000_000
-"""Above this, about ten seconds, the sign test replaces the permutation test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class Comparison:
     """The 95 % interval of the difference, by a percentile bootstrap over rows."""
     high: float
     p_value: float
-    test: str
+    """By a sign-flip permutation test, see `paired_test`."""
     better_rows: int
     worse_rows: int
 
@@ -67,7 +65,6 @@ def compare(
     ]
     values = [float(difference) for difference in differences]
     low, high = mean_interval(values, resamples=resamples, seed=seed)
-    p_value, test = paired_test(differences)
     return Comparison(
         baseline=baseline[0].checkpoint,
         checkpoint=checkpoint[0].checkpoint,
@@ -78,8 +75,7 @@ def compare(
         difference=fmean(values),
         low=low,
         high=high,
-        p_value=p_value,
-        test=test,
+        p_value=paired_test(differences),
         better_rows=sum(difference > 0 for difference in differences),
         worse_rows=sum(difference < 0 for difference in differences),
     )
@@ -116,30 +112,15 @@ def mean_interval(values: Sequence[float], *, resamples: int, seed: int) -> tupl
     return float(low), float(high)
 
 
-def paired_test(differences: Sequence[Fraction]) -> tuple[float, str]:
-    """Return the two-sided p-value of rows' differences if each has either sign with equal probability, and the test.
+def paired_test(differences: Sequence[Fraction]) -> float:
+    """Return the two-sided p-value of the sum of rows' differences if each has either sign with equal probability.
 
-    The test of the sum counts all 2^R choices of signs; with one sample per row it is McNemar's exact test. If there are too
-    many different sums, it is the sign test.
+    It counts all 2^R choices of signs; with one sample per row it is McNemar's exact test.
     """
     moved = [difference for difference in differences if difference]
     scale = math.lcm(*(difference.denominator for difference in moved)) if moved else 1
     steps = [int(abs(difference) * scale) for difference in moved]
-    if len(steps) * sum(steps) > MAX_OPERATIONS:
-        return sign_test(moved), "sign test"
-    observed = int(abs(sum(moved, Fraction(0))) * scale)
-    return _share_of_sums(steps, reaching=observed), "sign-flip permutation test"
-
-
-def sign_test(differences: Sequence[Fraction]) -> float:
-    """Return the exact two-sided p-value of how many differences are above zero, ignoring those that are zero."""
-    above, count = sum(difference > 0 for difference in differences), sum(map(bool, differences))
-    few = min(above, count - above)
-    share, tail = math.comb(count, few) / 2**count, 0.0
-    for smaller in range(few, -1, -1):
-        tail += share
-        share *= smaller / (count - smaller + 1)
-    return min(1.0, 2 * tail)
+    return _share_of_sums(steps, reaching=int(abs(sum(moved, Fraction(0))) * scale))
 
 
 def _share_of_sums(steps: Sequence[int], *, reaching: int) -> float:

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +42,7 @@ from lmm_r1.evaluation.rows import (
 )
 from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
 from lmm_r1.files.atomic import lock_of, locked
-from lmm_r1.files.json_files import count_field, number_field, read_json_object, text_field, write_json_object
+from lmm_r1.files.json_files import Number, checked, read_json_object, write_json_object
 from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, GeneratorEndpoint
 from lmm_r1.generation.engine import (
     PLAIN_TRANSFORMERS,
@@ -105,6 +105,22 @@ def measured_key(config: EvaluateConfig, path: str, row_set: RowSet) -> str | No
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    checkpoint: str
+    file: str
+    key: str
+    responses: str
+    """Digest of the responses that were written."""
+    seconds: Number
+    skipped: tuple[SkippedRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeasuredRecord:
+    measured: tuple[_Entry, ...]
+
+
 class MeasuredBefore:
     """The responses next to an output, and what they depended on, from `STEM.measured.json`."""
 
@@ -118,10 +134,7 @@ class MeasuredBefore:
         """Load the responses that match the record; all others are ignored."""
         if not (self._record.is_file() and self.path.is_file()):
             return
-        record, place = read_json_object(self._record), str(self._record)
-        entries = record.get("measured")
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise UserError(f"{place}: measured must be a list of objects; delete the file")
+        record = checked(_MeasuredRecord, read_json_object(self._record), place=str(self._record))
         try:
             responses = read_responses(self.path)
         except UserError:
@@ -130,15 +143,11 @@ class MeasuredBefore:
         by_place: dict[tuple[str, str], list[JudgedResponse]] = {}
         for response in responses:
             by_place.setdefault((response.checkpoint, response.file), []).append(response)
-        for entry in entries:
-            names = text_field(entry, "checkpoint", place=place), text_field(entry, "file", place=place)
-            own = by_place.get(names, [])
-            if responses_digest(own, folder=self.path.parent) == text_field(entry, "responses", place=place):
-                self._known[names] = Measured(
-                    key=text_field(entry, "key", place=place),
-                    responses=tuple(own),
-                    skipped=_skipped(entry.get("skipped"), place=place),
-                    seconds=number_field(entry, "seconds", place=place) or 0.0,
+        for entry in record.measured:
+            own = by_place.get((entry.checkpoint, entry.file), [])
+            if responses_digest(own, folder=self.path.parent) == entry.responses:
+                self._known[entry.checkpoint, entry.file] = Measured(
+                    key=entry.key, responses=tuple(own), skipped=entry.skipped, seconds=entry.seconds or 0.0
                 )
 
     def take(self, checkpoint: str, file: str, key: str | None) -> Measured | None:
@@ -162,32 +171,23 @@ class MeasuredBefore:
         self._write_record(found)
 
     def _write_record(self, found: Mapping[tuple[str, str], Measured]) -> None:
-        entries = [
-            {
-                "checkpoint": checkpoint,
-                "file": file,
-                "key": measured.key,
-                "responses": responses_digest(measured.responses, folder=self.path.parent),
-                "seconds": measured.seconds,
-                "skipped": [dataclasses.asdict(row) for row in measured.skipped],
-            }
+        entries = tuple(
+            _Entry(
+                checkpoint=checkpoint,
+                file=file,
+                key=measured.key,
+                responses=responses_digest(measured.responses, folder=self.path.parent),
+                seconds=measured.seconds,
+                skipped=measured.skipped,
+            )
             for (checkpoint, file), measured in found.items()
             if measured.key
-        ]
-        write_json_object(self._record, {"measured": entries})
+        )
+        write_json_object(self._record, dataclasses.asdict(_MeasuredRecord(measured=entries)))
 
 
 def _all_responses(found: Mapping[tuple[str, str], Measured]) -> Sequence[JudgedResponse]:
     return [response for measured in found.values() for response in measured.responses]
-
-
-def _skipped(value: object, *, place: str) -> tuple[SkippedRow, ...]:
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise UserError(f"{place}: skipped must be a list of rows; delete the file")
-    return tuple(
-        SkippedRow(index=count_field(row, "index", place=place), reason=text_field(row, "reason", place=place))
-        for row in value
-    )
 
 
 def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorEndpoint]:
@@ -281,7 +281,18 @@ def measure(
     for file in (row_set.file for row_set in row_sets):
         refused = (row for names, one in found.items() if names[1] == file.name for row in one.skipped)
         files.append(replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index))))
-    return [_responses_of(subject, row_sets, found) for subject in subjects], files
+    answered = []
+    for subject in subjects:
+        own = {row_set.file.name: found[subject.name, row_set.file.name] for row_set in row_sets}
+        answered.append(
+            CheckpointResponses(
+                name=subject.name,
+                path=subject.path,
+                files={file: measured.responses for file, measured in own.items()},
+                seconds={file: measured.seconds for file, measured in own.items()},
+            )
+        )
+    return answered, files
 
 
 def _measure_all(
@@ -300,7 +311,9 @@ def _measure_all(
     taken = {names: before.take(*names, key) for names, key in keys.items()}
     found = {names: measured for names, measured in taken.items() if measured is not None}
     if config.agent is not None and config.checkpoints:
-        _pictures(config).clear(but=_shown_pictures(found.values()))
+        played = (response.episode for one in found.values() for response in one.responses if response.episode)
+        shown = {path for episode in played for turn in episode.said for path in turn.images}
+        PictureFolder.next_to(config.output).clear(but=shown)
     written = False
     for subject in subjects:
         again = [row_set.file.name for row_set in row_sets if (subject.name, row_set.file.name) in found]
@@ -319,23 +332,6 @@ def _measure_all(
     if not written or list(ordered) != list(found):
         before.write(ordered)
     return ordered
-
-
-def _shown_pictures(measured: Iterable[Measured]) -> set[str]:
-    episodes = (response.episode for one in measured for response in one.responses if response.episode is not None)
-    return {path for episode in episodes for turn in episode.said for path in turn.images}
-
-
-def _responses_of(
-    subject: _Subject, row_sets: Sequence[RowSet], found: Mapping[tuple[str, str], Measured]
-) -> CheckpointResponses:
-    own = {row_set.file.name: found[subject.name, row_set.file.name] for row_set in row_sets}
-    return CheckpointResponses(
-        name=subject.name,
-        path=subject.path,
-        files={file: measured.responses for file, measured in own.items()},
-        seconds={file: measured.seconds for file, measured in own.items()},
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,11 +360,6 @@ def episode_settings(config: EvaluateConfig) -> EpisodeSettings | None:
     if config.agent is None:
         return None
     return EpisodeSettings(agent=config.agent, limits=episode_limits(config), seed=config.seed, pictures="small")
-
-
-def _pictures(config: EvaluateConfig) -> PictureFolder:
-    assert config.output is not None, "required if checkpoints are measured"
-    return PictureFolder.next_to(config.output)
 
 
 def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_Subject]:
@@ -424,7 +415,7 @@ def _measured(
             for row_set in row_sets
         },
         report=report,
-        pictures=None if config.agent is None else _pictures(config),
+        pictures=None if config.agent is None or config.output is None else PictureFolder.next_to(config.output),
     )
     measured = {}
     # Judge only after the engine has stopped, because judging would compete with it for cores.

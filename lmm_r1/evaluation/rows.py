@@ -392,15 +392,10 @@ def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ..
 
 def _parted(entry: str) -> tuple[str | None, Path]:
     """Return the name of the checkpoint, if one is given, and the file of responses."""
-    name, equals, path = entry.rpartition("=")
+    name, equals, found = entry.rpartition("=")
     # A path may contain the sign, too.
-    if equals and not Path(entry).exists():
-        return name, _responses_file(Path(path))
-    return None, _responses_file(Path(entry))
-
-
-def _responses_file(path: Path) -> Path:
-    return responses_path(path) if path.suffix == ".json" else path
+    named, path = (name, Path(found)) if equals and not Path(entry).exists() else (None, Path(entry))
+    return named, responses_path(path) if path.suffix == ".json" else path
 
 
 def _checkpoint(title: str, path: Path, responses: Sequence[JudgedResponse]) -> CheckpointResponses:

@@ -198,16 +198,17 @@ def _verifier_scores(
         ungradable_rows=sum(row[0].parts.get("ungradable", 0.0) > 0 for row in verdicts),
         within_turns={
             turns: clustered_mean(
-                [[float(_solved(one, verifier=verifier, turns=turns)) for one in row] for row in rows]
+                [
+                    [
+                        float(one.verdicts[verifier].right and (one.episode.turns if one.episode else 1) <= turns)
+                        for one in row
+                    ]
+                    for row in rows
+                ]
             )
             for turns in range(1, most_turns + 1)
         },
     )
-
-
-def _solved(response: JudgedResponse, *, verifier: str, turns: int) -> bool:
-    took = 1 if response.episode is None else response.episode.turns
-    return response.verdicts[verifier].right and took <= turns
 
 
 def pass_at_k(*, samples: int, right: int, k: int) -> float:

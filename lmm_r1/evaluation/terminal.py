@@ -11,14 +11,13 @@ from rich.text import Text
 
 from lmm_r1.evaluation.board import CONFIDENCE, Board, Comparison, MeasuredFile
 from lmm_r1.evaluation.page_parts import mean, percent_text, points_text
-from lmm_r1.evaluation.scores import SampleScores, ScoreEstimate, powers_of_two
+from lmm_r1.evaluation.scores import SampleScores, ScoreEstimate
 
 BEST = "\N{BLACK STAR}"
 LOG_WIDTH = 160
 """Columns of a log file; a terminal uses its own width."""
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"
 SMALLEST_P = 0.0001
-MOST_TURN_COLUMNS = 8
 END_NAMES = {"over": "over", "turns": "out of turns", "images": "out of images", "tokens": "out of tokens"}
 """How an episode ended, as a column."""
 UNKNOWN = "\N{EN DASH}"
@@ -79,13 +78,7 @@ def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
     means = _table(f"{file.name}: means of an episode, and how they ended in percent", columns(played.values()))
     for name, values in played.items():
         means.add_row(*map(Text, [name, *(values.get(column, UNKNOWN) for column in columns(played.values()))]))
-    within = {name: scores.verifiers[file.verifier].within_turns for name, scores in found.items()}
-    turns = shown_turns(max(map(len, within.values())))
-    title = f"{file.name}: correct by {file.verifier} within a number of turns, percent \N{PLUS-MINUS SIGN} standard error over rows"
-    solved = _table(title, [str(number) for number in turns])
-    for name, estimates in within.items():
-        solved.add_row(*map(Text, [name, *(estimate(estimates[number]) for number in turns)]))
-    return [means, solved]
+    return [means]
 
 
 def _table(title: str, numbers: Sequence[str], *, names: Sequence[str] = ("Checkpoint",)) -> Table:
@@ -113,11 +106,6 @@ def episode_columns(scores: SampleScores) -> dict[str, str]:
 
 def columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def shown_turns(most: int) -> list[int]:
-    """Return the turn limits in a narrow table: all of them, or 1, 2, 4, 8 and so on, and the last."""
-    return list(range(1, most + 1)) if most <= MOST_TURN_COLUMNS else [*powers_of_two(most - 1), most]
 
 
 def _comparison_table(board: Board) -> Table:

@@ -5,12 +5,15 @@ killed writer leaves at most one incomplete line at the end: the next writer cut
 """
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
@@ -169,3 +172,34 @@ def number_field(record: dict[str, object], key: str, *, place: str) -> float | 
 
 def _shown(record: dict[str, object], key: str) -> str:
     return repr(record[key])[:80] if key in record else "nothing"
+
+
+def _finite(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("must be a number")
+    return float(value) if -LARGEST_NUMBER <= value <= LARGEST_NUMBER else None
+
+
+Count = Annotated[int, Field(strict=True, ge=0, le=LARGEST_COUNT)]
+Number = Annotated[float | None, BeforeValidator(_finite)]
+"""None also for a number that is not finite or too large to calculate with."""
+T = TypeVar("T")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def checked(kind: type[T], record: object, *, place: str) -> T:
+    """Return an object of JSON as the dataclass `kind`, without unknown keys; raises UserError with the wrong field."""
+    try:
+        adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
+        checked_record = adapter.validate_python(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UserError(f"{place}: {field}: {first['msg']}, found {first['input']!r:.80}; write it again") from error
+    return checked_record

@@ -24,7 +24,7 @@ from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.planning.estimates import Machine, PlanImage, machine_of
+from lmm_r1.planning.estimates import PlanImage, machine_of
 from lmm_r1.planning.pass_memory import Unpredictable, ordinary_token
 from lmm_r1.planning.plan import Plan, summary
 from lmm_r1.planning.ppo_plan import counts_tokens, ordinary_tokens, plan_ppo
@@ -71,23 +71,16 @@ def chosen(
         replan: returns the plan of other settings.
         share_gpus: returns the counts with which models and engines share a machine's GPUs.
     """
-    config, plan = _on_gpus(config, replan=replan, share_gpus=share_gpus)
-    return _with_reference_ahead(config, plan, replan=replan)
-
-
-def _on_gpus(
-    config: Config, *, replan: Callable[[Config], Plan], share_gpus: Callable[[PPOConfig], Mapping[str, object]]
-) -> tuple[Config, Plan]:
-    """Return the settings with models and engines on GPUs of their own, or on the same ones if they do not fit so."""
-    config, plan = _on_these_gpus(config, replan=replan)
-    if plan.shortage == 0 or not (isinstance(config, PPOConfig) and config.train.colocate_all is None):
-        return config, plan
-    try:
-        shared, found = _on_these_gpus(dotted.replace(config, share_gpus(config)), replan=replan)
-    except UserError:
-        # One of them must have GPUs of its own.
-        return config, plan
-    return (shared, found) if found.shortage == 0 else (config, plan)
+    found, plan = _on_these_gpus(config, replan=replan)
+    if plan.shortage and isinstance(found, PPOConfig) and found.train.colocate_all is None:
+        try:
+            shared, shared_plan = _on_these_gpus(dotted.replace(found, share_gpus(found)), replan=replan)
+        except UserError:
+            # One of them must have GPUs of its own.
+            shared_plan = plan
+        if shared_plan.shortage == 0:
+            found, plan = shared, shared_plan
+    return _with_reference_ahead(found, plan, replan=replan)
 
 
 def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
@@ -203,8 +196,12 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
         config = dotted.replace(config, {"ref.during_generation": False})
     if isinstance(config, PPOConfig) and os.environ.get("RAY_ADDRESS"):
         return unplanned(config)
-    machine = _this_machine(config)
-    if machine is None:
+    if config.train.memory_check == "off":
+        return unplanned(config)
+    try:
+        machine = machine_of(gpu_gib=None, host_gib=None)
+    except UserError as error:
+        logger.warning("the run's memory is not checked: %s", error)
         return unplanned(config)
     image = _image_of(rows, checkpoint_of(config))
 
@@ -241,17 +238,6 @@ def judge(
             return
         sentence = f"{error.sentence}; or begin all the same with --train.memory_check warn"
         raise ListedError(sentence, error.lines) from error
-
-
-def _this_machine(config: PPOConfig | SupervisedConfig) -> Machine | None:
-    """Return this machine; None if memory is not checked or the GPUs' memory is not known."""
-    if config.train.memory_check == "off":
-        return None
-    try:
-        return machine_of(gpu_gib=None, host_gib=None)
-    except UserError as error:
-        logger.warning("the run's memory is not checked: %s", error)
-        return None
 
 
 def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:

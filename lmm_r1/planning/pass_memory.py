@@ -397,108 +397,83 @@ def gathered_bytes(size: ModelSize) -> int:
 
 def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     """Return what a rank keeps of a model that is trained."""
-    of_stage = {0: _stage_0, 3: _stage_3}
-    return of_stage.get(zero.stage, _sums_alone if zero.sums_alone else _stage_1_and_2)(size, zero)
-
-
-def _share(count: int, ranks: int) -> int:
-    return -(-count // ranks)
-
-
-def _stage_1_and_2(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
-    own, width = _share(size.trained, zero.ranks), zero.weight_bytes
-    group = _share(size.matrices, zero.ranks)
-    # With ZeRO-1 every rank has all gradients until the step.
-    gradients = own if zero.stage == 2 else size.trained
-    several = zero.passes > 1
-    sums = zero.sum_bytes * gradients if several else 0
-    bucket = width * (BUCKET if zero.on_gpu else 0)
-    # Copied out of the bucket when that is reduced.
-    partition = width * own
-    backward = bucket + (partition if zero.on_gpu else 0)
-    per_gradient = 0 if zero.on_gpu else width
-    filled = bucket or width * min(BUCKET, size.trained)
-    norm = NORM_BYTES * size.largest_trained
-    if zero.offload:
-        temporary = width * size.largest_trained
-        # Master copy, its gradient, moments, what goes back to the weights, and the sums of gradients.
-        host = own * (MASTER_BYTES * (2 + MOMENTS) + width + zero.sum_bytes) + temporary
-        return TrainedStates(
-            weights=size.weight_bytes + temporary,
-            backward=bucket,
-            per_gradient=per_gradient,
-            after_backward=filled + norm,
-            step=norm,
-            host=host if zero.on_gpu else host + ADAM_TEMPORARIES * MASTER_BYTES * group,
-        )
-    # A flat copy of the gradients, then that in single precision.
-    flat = (zero.sum_bytes if several else width) * group
-    single = MASTER_BYTES * group
-    copied = flat + (single if (zero.sum_bytes if several else width) != MASTER_BYTES else 0)
-    temporaries = 0 if zero.on_gpu else zero.temporaries * MASTER_BYTES * group
-    # The optimizer's temporaries come when the group's own gradients are gone.
-    freed = min(sums, zero.sum_bytes * group)
-    return TrainedStates(
-        weights=size.weight_bytes,
-        master=MASTER_BYTES * own,
-        moments=zero.moment_bytes * MOMENTS * own,
-        sums=sums,
-        backward=backward,
-        per_gradient=per_gradient,
-        after_backward=filled + partition,
-        # What was copied out of the bucket stays until the next pass.
-        step=partition + max(norm, copied, single + temporaries - freed),
-    )
-
-
-def _sums_alone(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
-    """Each gradient is freed when it is added to its sum, which the optimizer takes; weights in fp32 are the masters."""
-    single = 0 if zero.sum_bytes == MASTER_BYTES else MASTER_BYTES * size.matrices
-    temporaries = 0 if zero.on_gpu else zero.temporaries * MASTER_BYTES * size.matrices
-    return TrainedStates(
-        weights=size.weight_bytes,
-        master=MASTER_BYTES * size.trained if zero.weight_bytes < MASTER_BYTES else 0,
-        moments=zero.moment_bytes * MOMENTS * size.trained,
-        sums=zero.sum_bytes * size.trained,
-        backward=zero.weight_bytes * size.largest_trained,
-        step=single + temporaries,
-    )
-
-
-def _stage_0(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
-    """Every rank has all; in half precision gradients are copied into single precision for the step."""
-    half = zero.weight_bytes < MASTER_BYTES
-    largest = ADAM_TEMPORARIES * MASTER_BYTES * size.largest_trained
-    return TrainedStates(
-        weights=size.weight_bytes,
-        master=MASTER_BYTES * size.trained if half else 0,
-        moments=zero.moment_bytes * MOMENTS * size.trained,
-        sums=size.trained_bytes,
-        step=(MASTER_BYTES * size.trained if half else 0) + (0 if zero.on_gpu else largest),
-    )
-
-
-def _stage_3(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
-    own, width = _share(size.trained, zero.ranks), zero.weight_bytes
-    group = min(own, SUB_GROUP)
-    gathered = gathered_bytes(size)
-    bucket = width * (BUCKET if zero.on_gpu else min(BUCKET, size.trained))
-    norm = NORM_BYTES * _share(size.largest_trained, zero.ranks)
-    # A bucket is reduced as one tensor, which is copied together, and into another one.
-    reduced = width * min(BUCKET, size.trained)
-    reduced += _share(reduced, zero.ranks)
-    sums, master, moments = zero.sum_bytes * own, MASTER_BYTES * own, zero.moment_bytes * MOMENTS * own
+    stage, width, alone = zero.stage, zero.weight_bytes, zero.sums_alone
+    own = -(-size.trained // (zero.ranks if stage else 1))
+    # What the optimizer updates at a time, and the single-precision gradients of it.
+    group = min(own, SUB_GROUP) if stage == 3 else -(-size.matrices // (zero.ranks if stage else 1))
     single = MASTER_BYTES * group
     temporaries = 0 if zero.on_gpu else zero.temporaries * single
-    return TrainedStates(
-        weights=_share(size.weight_bytes, zero.ranks) + bucket,
-        master=0 if zero.offload else master,
-        moments=0 if zero.offload else moments,
-        sums=0 if zero.offload else sums,
-        # Without a GPU, buckets are reduced when the activations are gone.
-        backward=gathered + (reduced if zero.on_gpu else 0),
-        after_backward=gathered + reduced,
-        step=norm if zero.offload else max(norm, 2 * single, single + temporaries),
-        # The single-precision gradients of all groups wait there as well.
-        host=master + moments + sums + MASTER_BYTES * own if zero.offload else 0,
+    # With ZeRO-1 every rank has all gradients until the step.
+    sums = zero.sum_bytes * (own if stage >= 2 else size.trained) if stage == 3 or alone or zero.passes > 1 else 0
+    # Without a GPU a bucket takes what is in it.
+    bucket = width * (BUCKET if zero.on_gpu else min(BUCKET, size.trained))
+    # The norm of the gradients is computed weight by weight.
+    norm = NORM_BYTES * -(-size.largest_trained // (zero.ranks if stage == 3 else 1))
+    # The weights are the masters where they are in single precision and nobody shares them.
+    has_master = width < MASTER_BYTES or not (alone or stage == 0)
+    kept = TrainedStates(
+        weights=size.weight_bytes,
+        master=MASTER_BYTES * own if has_master else 0,
+        moments=zero.moment_bytes * MOMENTS * own,
+        sums=size.trained_bytes if stage == 0 else sums,
+    )
+    if stage == 0:
+        # In half precision gradients are copied for the step; an update makes temporaries weight by weight.
+        largest = 0 if zero.on_gpu else ADAM_TEMPORARIES * MASTER_BYTES * size.largest_trained
+        return replace(kept, step=kept.master + largest)
+    if alone:
+        single = 0 if zero.sum_bytes == MASTER_BYTES else single
+        return replace(kept, backward=width * size.largest_trained, step=single + temporaries)
+    # On a GPU, gradients are reduced while a pass still holds its activations.
+    if stage == 3:
+        reduced = width * min(BUCKET, size.trained)
+        held = gathered_bytes(size) + reduced + -(-reduced // zero.ranks)
+        kept = replace(
+            kept,
+            weights=-(-size.weight_bytes // zero.ranks) + bucket,
+            backward=held if zero.on_gpu else gathered_bytes(size),
+            after_backward=held,
+            step=max(norm, single + max(single, temporaries)),
+        )
+    else:
+        # What is reduced is copied out of the bucket, and stays until the next pass.
+        partition = width * own
+        of_sums = zero.sum_bytes if zero.passes > 1 else width
+        copied = of_sums * group + (single if of_sums != MASTER_BYTES else 0)
+        kept = replace(
+            kept,
+            backward=bucket + partition if zero.on_gpu else 0,
+            per_gradient=0 if zero.on_gpu else width,
+            after_backward=bucket + partition,
+            # The temporaries come when the group's own gradients are gone.
+            step=partition + max(norm, copied, single + temporaries - min(sums, zero.sum_bytes * group)),
+        )
+    return _offloaded(kept, size, zero, gradients=own, bucket=bucket, norm=norm, temporaries=temporaries)
+
+
+def _offloaded(
+    kept: TrainedStates,
+    size: ModelSize,
+    zero: ZeroSettings,
+    *,
+    gradients: int,
+    bucket: int,
+    norm: int,
+    temporaries: int,
+) -> TrainedStates:
+    """Return the states with what the optimizer keeps in the host's memory, if that is asked for."""
+    if not zero.offload:
+        return kept
+    # With the gradients and, before ZeRO-3, what goes back to the weights.
+    host = kept.master + kept.moments + gradients * (zero.sum_bytes + MASTER_BYTES)
+    kept = replace(kept, master=0, moments=0, sums=0, step=norm)
+    if zero.stage == 3:
+        return replace(kept, host=host)
+    back = zero.weight_bytes * size.largest_trained
+    return replace(
+        kept,
+        weights=size.weight_bytes + back,
+        backward=bucket if zero.on_gpu else 0,
+        after_backward=bucket + norm,
+        host=host + zero.weight_bytes * gradients + back + temporaries,
     )

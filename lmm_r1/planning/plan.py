@@ -10,11 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lmm_r1.config import KDConfig, PPOConfig
-from lmm_r1.config.hardware import MOST_PROMPTS
 from lmm_r1.generation.engine_arguments import WORKSPACE, engine_bytes, kv_bytes_per_token, share_of
-from lmm_r1.models.loading import rl_settings
 from lmm_r1.planning.estimates import (
+    CONTEXT,
     GIB,
     PROCESS,
     SLEEPING_ENGINE,
@@ -23,9 +21,19 @@ from lmm_r1.planning.estimates import (
     ModelEstimate,
     ModelSettings,
     PassEstimate,
+    PlanImage,
+    estimate,
+    kept_bytes,
     size_of,
 )
-from lmm_r1.planning.pass_memory import Role, TrainedStates, gathered_bytes
+from lmm_r1.planning.pass_memory import (
+    MASTER_BYTES,
+    Role,
+    TrainedStates,
+    ZeroSettings,
+    gathered_bytes,
+    trained_states,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +80,56 @@ class PlannedModel:
     @property
     def passes(self) -> PassEstimate:
         return self.estimate.passes
+
+
+def planned_model(
+    settings: ModelSettings,
+    zero: ZeroSettings,
+    *,
+    image: PlanImage | None,
+    ranks: int,
+    gpus: int,
+    cache_gib: float,
+    keeps: bool = False,
+    offload: bool = False,
+    sleeps: bool = False,
+    averages: bool = False,
+) -> PlannedModel:
+    """Return one model's process; what it takes of a pass of no tokens.
+
+    Args:
+        ranks: its processes on one machine.
+        gpus: those of all machines.
+        cache_gib: limit of what it keeps of images, which it keeps in any case if `keeps`.
+        offload: whether a frozen model's weights are in host memory.
+        sleeps: whether the states of a trained one wait there.
+        averages: whether a moving average of its weights is there.
+    """
+    estimated = estimate(settings, image)
+    size, shared = estimated.size, zero.stage == 3
+    kept = kept_bytes(settings, image, limit_gib=cache_gib, keeps=keeps)
+    model = PlannedModel(
+        role=settings.role,
+        estimate=estimated,
+        gathered=gathered_bytes(size) if shared else 0,
+        context=CONTEXT if zero.on_gpu else PROCESS + kept,
+        ranks=ranks,
+        gpus=gpus,
+        kept=kept,
+    )
+    if settings.role not in ("policy", "critic"):
+        shard = -(-size.weight_bytes // zero.ranks) if shared else size.weight_bytes
+        away = shared and zero.on_gpu and offload
+        return replace(model, resident=0 if away else shard, host=shard if away else 0)
+    states = trained_states(size, zero)
+    # Of adapters, rank 0 averages the merged weights.
+    averaged = size.parameters if settings.load.lora.rank else -(-size.trained // zero.ranks)
+    average = MASTER_BYTES * averaged if averages else 0
+    host = states.host + (states.asleep_in_host if sleeps else 0)
+    if not zero.on_gpu:
+        # There the models are in host memory.
+        return replace(model, states=states, host=host, context=model.context + average)
+    return replace(model, states=states, host=host + average, sleeps=sleeps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,77 +251,38 @@ def stored_phases(models: Sequence[PlannedModel], *, kept: int, stage: int) -> l
 CPU_COPIES = 2
 
 
-def planned_engine(config: PPOConfig, machine: Machine, *, room: int | None = None) -> PlannedEngine:
-    """Return an engine of an RL run, on each of its GPUs.
-
-    Args:
-        room: bytes of a GPU that it may take if no flag sets its share.
-    """
-    path = config.actor.model_name_or_path
-    assert path is not None, "resolve_ppo requires it"
-    vllm = config.vllm
-    # vLLM holds the weights whole and unquantized, whatever the training does with them.
-    load = replace(rl_settings(config, "reference"), load_in_4bit=False, freeze_prefix=())
-    settings = ModelSettings(path=path, role="reference", load=load)
-    ranks = max(1, vllm.gpus // config.actor.nodes)
-    if machine.gpu_bytes is None:
-        return _engine_on_cpus(settings, ranks=ranks, copies=vllm.engines, process=PROCESS)
-    prompts = config.rollout.vllm_generate_batch_size or config.rollout.batch_size or MOST_PROMPTS
-    return _engine_on_gpu(
-        settings,
-        machine.gpu_bytes,
-        utilization=vllm.gpu_memory_utilization,
-        room=machine.usable if room is None else room,
-        responses=-(-prompts * config.rollout.n_samples_per_prompt // vllm.engines),
-        gpus=vllm.tensor_parallel_size,
-        sleeps=bool(vllm.enable_sleep),
-        ranks=ranks,
-    )
-
-
-def student_engine(
-    config: KDConfig, machine: Machine, *, settings: ModelSettings, ranks: int, room: int
-) -> PlannedEngine:
-    """Return the engine that each rank of a distillation has in its own process; it never sleeps.
-
-    Args:
-        settings: of the student, as a model that is not trained.
-        ranks: on one machine.
-        room: bytes of a GPU that it may take if no flag sets its share.
-    """
-    if machine.gpu_bytes is None:
-        return _engine_on_cpus(settings, ranks=ranks, copies=ranks)
-    return _engine_on_gpu(
-        settings,
-        machine.gpu_bytes,
-        utilization=config.vllm.gpu_memory_utilization,
-        room=room,
-        responses=-(-config.train.batch_size // ranks),
-        gpus=1,
-        sleeps=False,
-        ranks=ranks,
-    )
-
-
-def _engine_on_gpu(
+def planned_engine(
     settings: ModelSettings,
-    gpu_bytes: int,
+    machine: Machine,
     *,
     utilization: float | None,
     room: int,
     responses: int,
-    gpus: int,
-    sleeps: bool,
     ranks: int,
+    copies: int,
+    process: int = 0,
+    gpus: int = 1,
+    sleeps: bool = False,
 ) -> PlannedEngine:
-    """Return an engine on one of the `gpus` that it is split over; with no share given, it takes what it needs of its room.
+    """Return an engine on one of the `gpus` that it is split over, or its copies in a memory without GPUs.
 
     Args:
+        settings: of its model, as one that is not trained.
+        utilization: its share of a GPU; None takes what it needs of its room.
+        room: bytes of a GPU that it may take if no flag sets its share.
         responses: that it makes at a time, at most.
+        ranks: engines on one machine.
+        copies: engines in a memory without GPUs, each with `process` bytes of its own.
+        sleeps: whether it gives its memory back while models work.
     """
+    whole = size_of(settings).weight_bytes
+    if machine.gpu_bytes is None:
+        cache = int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
+        share = copies * (CPU_COPIES * whole + cache + process)
+        return PlannedEngine(weights=whole, utilization=None, share=share, asleep=share, least=0, host=0, ranks=ranks)
     load, config = settings.load, settings.checkpoint.config
     assert load.max_len is not None, "a run has a longest sample"
-    whole, width = size_of(settings).weight_bytes, WIDTHS[load.param_dtype]
+    width, gpu_bytes = WIDTHS[load.param_dtype], machine.gpu_bytes
     weights, cached = whole // gpus, kv_bytes_per_token(config, width=width) // gpus
     least = weights + WORKSPACE + cached * load.max_len
     if utilization is None:
@@ -290,24 +309,6 @@ def _engine_on_gpu(
     )
 
 
-def _engine_on_cpus(settings: ModelSettings, *, ranks: int, copies: int, process: int = 0) -> PlannedEngine:
-    """Return so many copies of an engine in one memory, each with what its process takes by itself."""
-    weights = size_of(settings).weight_bytes
-    cache = int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
-    share = copies * (CPU_COPIES * weights + cache + process)
-    return PlannedEngine(weights=weights, utilization=None, share=share, asleep=share, least=0, host=0, ranks=ranks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupLimit:
-    """The largest group that fits into one pass of the update; larger ones are divided and repeat their prompt."""
-
-    samples: int
-    """Samples of a group in the run."""
-    response: int
-    """The longest that all of them may have."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The predicted memory of a run."""
@@ -322,7 +323,6 @@ class Plan:
     """Tokens of the largest pass that fits; None if it depends on values and cannot be predicted."""
     longest: int
     """Tokens of the longest sample, which must always fit."""
-    group: GroupLimit | None
     engine_share: float | None = None
     """Share of a GPU's memory that the engines take; None without GPU or engine."""
     log_prob_tokens: int | None = None
@@ -336,38 +336,27 @@ class Plan:
             return waiting + sum(device.peak.size for device in self.devices)
         return waiting
 
+    def _missing(self) -> Iterator[tuple[int, str]]:
+        """Yield how many bytes each memory lacks, and a phrase about it."""
+        gpu, host = self.machine.gpu_bytes, self.machine.host_bytes
+        for device in self.devices if gpu is not None else ():
+            peak, engine = device.peak, device.engine
+            said = f"{device.name} would hold {gib(peak.size)} ({peak.name}) of {gib(gpu or 0)}"
+            yield peak.size - self.machine.usable, said
+            if engine is not None:
+                said = f"an engine has {gib(engine.share)} of {device.name}, and needs {gib(engine.least)} for its weights"
+                yield engine.least - engine.share, f"{said} and one sample of {self.longest} tokens"
+        if host is not None:
+            yield self.host_peak - host, f"a machine's memory would hold {gib(self.host_peak)} of {gib(host)}"
+
     def excesses(self) -> list[str]:
         """Return a phrase about each memory that is too small; none for a run that fits."""
-        found = []
-        if self.machine.gpu_bytes is not None:
-            for device in self.devices:
-                peak = device.peak
-                if peak.size > self.machine.usable:
-                    found.append(
-                        f"{device.name} would hold {gib(peak.size)} ({peak.name}) of {gib(self.machine.gpu_bytes)}"
-                    )
-                engine = device.engine
-                if engine is not None and engine.share < engine.least:
-                    found.append(
-                        f"an engine has {gib(engine.share)} of {device.name}, and needs {gib(engine.least)} for its "
-                        f"weights and one sample of {self.longest} tokens"
-                    )
-        host = self.machine.host_bytes
-        if host is not None and self.host_peak > host:
-            found.append(f"a machine's memory would hold {gib(self.host_peak)} of {gib(host)}")
-        return found
+        return [said for missing, said in self._missing() if missing > 0]
 
     @property
     def shortage(self) -> int:
         """Return how many bytes are missing, over all memories."""
-        host = self.machine.host_bytes
-        missing = 0 if host is None else max(0, self.host_peak - host)
-        if self.machine.gpu_bytes is not None:
-            for device in self.devices:
-                missing += max(0, device.peak.size - self.machine.usable)
-                if device.engine is not None:
-                    missing += max(0, device.engine.least - device.engine.share)
-        return missing
+        return sum(max(0, missing) for missing, _ in self._missing())
 
 
 def gib(size: float) -> str:
@@ -408,11 +397,7 @@ def summary(plan: Plan) -> list[str]:
     parts.append(f"a machine's memory {gib(plan.host_peak)}{host}")
     lines = [f"memory, predicted: {'; '.join(parts)}"]
     if plan.pass_tokens is not None:
-        line = f"passes of the update: {plan.pass_tokens:,} tokens"
-        group = plan.group
-        if group is not None and group.response > 0:
-            line += f"; a group of {group.samples} x {group.response:,} tokens fits into one"
-        lines.append(line)
+        lines.append(f"passes of the update: {plan.pass_tokens:,} tokens")
     elif plan.fitting_tokens is not None:
         lines.append(f"passes of up to {plan.fitting_tokens:,} tokens fit; the longest sample has {plan.longest:,}")
     return lines
@@ -420,33 +405,26 @@ def summary(plan: Plan) -> list[str]:
 
 def _rows(device: Device) -> Iterator[tuple[str, str, int]]:
     for model in device.models:
-        yield from _rows_of_model(model)
-    if device.engine is not None:
-        engine = device.engine
+        size, states = model.estimate.size, model.states
+        billions = f"{size.parameters / 1e9:.2f} B parameters"
+        passing = model.passes.pass_bytes(model.pass_tokens)
+        if states is None:
+            yield model.role, f"weights ({billions})", model.resident
+            passing += model.gathered
+        else:
+            trained = "" if size.trained == size.parameters else f", {size.trained / 1e9:.2f} B trained"
+            yield model.role, f"weights ({billions}{trained})", states.weights
+            yield model.role, "sums of gradients", states.sums
+            yield model.role, "single-precision copy and AdamW's moments", states.master + states.moments
+            yield model.role, "gradients and gathered weights in a backward pass", states.backward
+            yield model.role, "optimizer step", states.step
+        yield model.role, f"activations of a pass of {model.pass_tokens:,} tokens", passing
+        yield model.role, "process", model.context
+        if model.host:
+            yield model.role, "offloaded to the machine's memory", model.host
+    if (engine := device.engine) is not None:
         yield "engine", "weights", engine.weights
         yield "engine", "all that it holds, with its cache", engine.share
-        if engine.asleep != engine.share:
-            yield "engine", "asleep", engine.asleep
+        yield "engine", "while models work", engine.asleep
     if device.bucket:
         yield "policy", "new weights on their way to the engines", device.bucket
-
-
-def _rows_of_model(model: PlannedModel) -> Iterator[tuple[str, str, int]]:
-    role, size = model.role, model.estimate.size
-    billions = f"{size.parameters / 1e9:.2f} B parameters"
-    if model.states is None:
-        yield role, f"weights ({billions})", model.resident
-        passing = model.gathered + model.passes.pass_bytes(model.pass_tokens)
-    else:
-        states = model.states
-        trained = "" if size.trained == size.parameters else f", {size.trained / 1e9:.2f} B trained"
-        yield role, f"weights ({billions}{trained})", states.weights
-        yield role, "sums of gradients", states.sums
-        yield role, "single-precision copy and AdamW's moments", states.master + states.moments
-        yield role, "gradients and gathered weights in a backward pass", states.backward
-        yield role, "optimizer step", states.step
-        passing = model.passes.pass_bytes(model.pass_tokens)
-    yield role, f"activations of a pass of {model.pass_tokens:,} tokens", passing
-    yield role, "process", model.context
-    if model.host:
-        yield role, "offloaded to the machine's memory", model.host

@@ -15,7 +15,6 @@ from lmm_r1.generation.media_store import compact
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.models.loading import Role, rl_settings
 from lmm_r1.planning.estimates import (
-    CONTEXT,
     DRIVER,
     PROCESS,
     WIDTHS,
@@ -23,17 +22,16 @@ from lmm_r1.planning.estimates import (
     ModelSettings,
     PlanImage,
     estimate,
-    kept_bytes,
 )
-from lmm_r1.planning.pass_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, trained_states
+from lmm_r1.planning.pass_memory import MASTER_BYTES, ZeroSettings
 from lmm_r1.planning.plan import (
     Device,
-    GroupLimit,
     Phase,
     Plan,
     PlannedEngine,
     PlannedModel,
     planned_engine,
+    planned_model,
     stored_phases,
 )
 
@@ -76,11 +74,10 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
     return Plan(
         machine=machine,
         devices=devices,
-        host=[*_host(config, machine, devices), *_rollouts_ahead(config, image)],
+        host=_host(config, machine, devices, image),
         pass_tokens=tokens,
         fitting_tokens=fitting,
         longest=longest,
-        group=_group(config, image, tokens=tokens),
         engine_share=next(device.engine for device in devices if device.engine is not None).utilization,
         log_prob_tokens=log_probs,
     )
@@ -168,16 +165,29 @@ def _log_prob_tokens(
 
 def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel]) -> PlannedEngine:
     """Return an engine, which takes what the models next to it leave if no flag sets its share."""
-    if machine.gpu_bytes is None or not config.train.colocate_all:
-        return planned_engine(config, machine)
-    together = _devices(config, machine, models, None)[0]
-    tokens = config.train.max_tokens_per_gpu or ordinary_tokens(config)
-    if not counts_tokens(config):
-        tokens = config.train.micro_batch_size * config.data.max_len
-    room = together.beside_engine(
-        usable=machine.usable, sleeps=bool(config.vllm.enable_sleep), tokens=max(tokens, config.data.max_len)
+    vllm, room = config.vllm, machine.usable
+    if machine.gpu_bytes is not None and config.train.colocate_all:
+        together = _devices(config, machine, models, None)[0]
+        tokens = config.train.max_tokens_per_gpu or ordinary_tokens(config)
+        if not counts_tokens(config):
+            tokens = config.train.micro_batch_size * config.data.max_len
+        tokens = max(tokens, config.data.max_len)
+        room = together.beside_engine(usable=machine.usable, sleeps=bool(vllm.enable_sleep), tokens=tokens)
+    prompts = config.rollout.vllm_generate_batch_size or config.rollout.batch_size or MOST_PROMPTS
+    # vLLM holds the weights whole and unquantized, whatever the training does with them.
+    load = replace(rl_settings(config, "reference"), load_in_4bit=False, freeze_prefix=())
+    return planned_engine(
+        ModelSettings(path=model_path(config, "policy"), role="reference", load=load),
+        machine,
+        utilization=vllm.gpu_memory_utilization,
+        room=room,
+        responses=-(-prompts * config.rollout.n_samples_per_prompt // vllm.engines),
+        gpus=vllm.tensor_parallel_size,
+        sleeps=bool(vllm.enable_sleep),
+        ranks=max(1, vllm.gpus // config.actor.nodes),
+        copies=vllm.engines,
+        process=PROCESS,
     )
-    return planned_engine(config, machine, room=room)
 
 
 def counts_tokens(config: PPOConfig) -> bool:
@@ -211,44 +221,30 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
     """Return one model's process; its passes are settled later."""
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     own: dict[Role, PlacedModel] = {"critic": config.critic, "reference": config.ref, "reward": config.reward}
-    group = own.get(role, config.actor)
-    gpus = group.gpus
-    on_gpu, width = machine.gpu_bytes is not None, WIDTHS[config.ds.param_dtype]
+    group, actor = own.get(role, config.actor), config.actor
+    on_gpu, trained = machine.gpu_bytes is not None, role in ("policy", "critic")
     optim = group.optim if isinstance(group, OptimizerConfig) else ""
     # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
-    zero = zero_settings(config, optim, ranks=max(1, gpus), on_gpu=on_gpu, passes=2)
-    per_gradient = width if not on_gpu and zero.stage in (1, 2) and not zero.sums_alone else 0
-    settings = _settings(config, role, path=model_path(config, role), bytes_per_gradient=per_gradient)
-    estimated = estimate(settings, image)
-    size = estimated.size
-    actor = config.actor
+    zero = zero_settings(config, optim, ranks=max(1, group.gpus), on_gpu=on_gpu, passes=2)
+    gradients = not on_gpu and zero.stage in (1, 2) and not zero.sums_alone
     again = config.train.num_episodes > 1 or actor.freeze_visual_encoder or actor.freeze_prefix or config.ds.lora.rank
-    keeps = role not in ("policy", "critic") and bool(again)
-    kept = kept_bytes(settings, image, limit_gib=config.ds.image_cache_gib, keeps=keeps)
-    base = PlannedModel(
-        role=role,
-        estimate=estimated,
-        gathered=gathered_bytes(size) if zero.stage == 3 else 0,
-        context=CONTEXT if on_gpu else PROCESS + kept,
+    return planned_model(
+        _settings(
+            config,
+            role,
+            path=model_path(config, role),
+            bytes_per_gradient=WIDTHS[config.ds.param_dtype] if gradients else 0,
+        ),
+        zero,
+        image=image,
         ranks=group.gpus_per_node,
-        gpus=gpus,
-        kept=kept,
+        gpus=group.gpus,
+        cache_gib=config.ds.image_cache_gib,
+        keeps=not trained and bool(again),
+        offload=bool(config.ref.offload if role == "reference" else config.reward.offload),
+        sleeps=on_gpu and trained and bool(config.ds.enable_sleep) and not config.ds.adam_offload,
+        averages=role == "policy" and config.train.enable_ema,
     )
-    if role in ("policy", "critic"):
-        states = trained_states(size, zero)
-        sleeps = on_gpu and bool(config.ds.enable_sleep) and not config.ds.adam_offload
-        host = states.host + (states.asleep_in_host if sleeps else 0)
-        averages = role == "policy" and config.train.enable_ema
-        # Of adapters, rank 0 averages the merged weights.
-        averaged = size.parameters if config.ds.lora.rank else -(-size.trained // zero.ranks)
-        average = MASTER_BYTES * averaged if averages else 0
-        # In host memory, where the models are without a GPU.
-        context = base.context + (0 if on_gpu else average)
-        return replace(base, states=states, sleeps=sleeps, host=host + (average if on_gpu else 0), context=context)
-    sharded = zero.stage == 3
-    offloaded = sharded and on_gpu and bool(config.ref.offload if role == "reference" else config.reward.offload)
-    shard = -(-size.weight_bytes // zero.ranks) if sharded else size.weight_bytes
-    return replace(base, resident=0 if offloaded else shard, host=shard if offloaded else 0)
 
 
 def _devices(
@@ -299,11 +295,17 @@ def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
     )
 
 
-def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Phase]:
+def _host(config: PPOConfig, machine: Machine, devices: list[Device], image: PlanImage | None) -> list[Phase]:
     """Return the phases of one machine's host memory."""
     models = [model for device in devices for model in device.models]
     engine = next(device.engine for device in devices if device.engine is not None)
     parts = [Phase(name="the run's process and Ray's", size=DRIVER)]
+    if config.train.async_enable:
+        # Images wait once per prompt, and those that episodes show later are not known.
+        media = compact(image.media).nbytes if image is not None and isinstance(image.media, dict) else 0
+        samples = config.rollout.n_samples_per_prompt * config.data.max_len * SAMPLE_TOKEN_BYTES
+        waiting = config.train.async_queue_size * (config.rollout.batch_size or MOST_PROMPTS)
+        parts.append(Phase(name="rollouts made ahead", size=waiting * (media + samples)))
     if machine.gpu_bytes is None:
         return parts
     processes = sum(model.ranks for model in models) + engine.ranks
@@ -312,34 +314,3 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
         parts.append(Phase(name="engines, asleep", size=engine.host * engine.ranks))
     kept = sum(model.kept * model.ranks for model in models)
     return [*parts, *stored_phases(models, kept=kept, stage=stage_of(config))]
-
-
-def rollout_bytes(config: PPOConfig, image: PlanImage | None) -> int:
-    """Return the bytes that one rollout holds until it is trained on, with samples of maximum length.
-
-    Ray's store holds images once per prompt; images that episodes show later are not known.
-    """
-    media = compact(image.media).nbytes if image is not None and isinstance(image.media, dict) else 0
-    samples = config.rollout.n_samples_per_prompt * config.data.max_len * SAMPLE_TOKEN_BYTES
-    return (config.rollout.batch_size or MOST_PROMPTS) * (media + samples)
-
-
-def _rollouts_ahead(config: PPOConfig, image: PlanImage | None) -> list[Phase]:
-    """Return the bytes of rollouts that wait for their update, in addition to the one that is trained on."""
-    if not config.train.async_enable:
-        return []
-    ahead = config.train.async_queue_size
-    return [Phase(name=f"rollouts made ahead ({ahead})", size=ahead * rollout_bytes(config, image))]
-
-
-def _group(config: PPOConfig, image: PlanImage | None, *, tokens: int | None) -> GroupLimit | None:
-    if tokens is None:
-        return None
-    # A turn's limit; an episode may take all that the prompt leaves.
-    limit = None if config.train.plays else config.rollout.max_new_tokens
-    prompt = config.data.max_len - limit if limit is not None and limit < config.data.max_len else 0
-    if image is not None:
-        prompt = max(prompt, len(image.token_ids))
-    samples = config.rollout.n_samples_per_prompt
-    room = max(0, tokens - prompt) // samples
-    return GroupLimit(samples=samples, response=min(room, limit or config.data.max_len))

@@ -9,9 +9,18 @@ from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SupervisedConfig, model
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import load_settings, trained_settings
-from lmm_r1.planning.estimates import CONTEXT, PROCESS, WIDTHS, Machine, ModelSettings, PlanImage, estimate, kept_bytes
-from lmm_r1.planning.pass_memory import Role, ZeroSettings, gathered_bytes, trained_states
-from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, stored_phases, student_engine
+from lmm_r1.planning.estimates import PROCESS, WIDTHS, Machine, ModelSettings, PlanImage
+from lmm_r1.planning.pass_memory import Role, ZeroSettings
+from lmm_r1.planning.plan import (
+    Device,
+    Phase,
+    Plan,
+    PlannedEngine,
+    PlannedModel,
+    planned_engine,
+    planned_model,
+    stored_phases,
+)
 from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of, zero_settings
 
 # A pair of responses.
@@ -69,7 +78,15 @@ def _plan_kd(run: _Run, config: KDConfig) -> Plan:
         settings = replace(settings, load=replace(settings.load, load_in_4bit=False))
         models = Device(name="", models=[student, teacher], engine=None, bucket=BUCKET_BYTES)
         room = models.beside_engine(usable=machine.usable, sleeps=False, tokens=longest)
-        engine = student_engine(config, machine, settings=settings, ranks=run.per_machine, room=room)
+        engine = planned_engine(
+            settings,
+            machine,
+            utilization=config.vllm.gpu_memory_utilization,
+            room=room,
+            responses=-(-config.train.batch_size // run.per_machine),
+            ranks=run.per_machine,
+            copies=run.per_machine,
+        )
     return run.plan([student, teacher], engine=engine)
 
 
@@ -96,57 +113,30 @@ class _Run:
         return zero_settings(self.config, self.config.optim, ranks=ranks, on_gpu=self.on_gpu, passes=passes)
 
     def trained(self, *, pass_tokens: int, role: Role = "policy") -> PlannedModel:
-        """Return the process of the trained model.
-
-        Args:
-            pass_tokens: of the largest pass.
-            role: "critic" for a reward model, which also has a value head.
-        """
+        """Return the process of the trained model, a "critic" for a reward model with its value head."""
         zero, settings = self.zero, self.settings(role=role)
-        if zero.sums_alone:
-            settings = replace(settings, bytes_per_gradient=0)
-        estimated = estimate(settings, self.image)
-        states = trained_states(estimated.size, zero)
-        kept = kept_bytes(settings, self.image, limit_gib=self.config.ds.image_cache_gib, keeps=False)
-        return PlannedModel(
-            role=role,
-            estimate=estimated,
-            states=states,
-            gathered=gathered_bytes(estimated.size) if zero.stage == 3 else 0,
-            context=CONTEXT if self.on_gpu else PROCESS + kept,
-            pass_tokens=pass_tokens,
-            host=states.host,
-            ranks=self.per_machine,
-            gpus=self.processes,
-            kept=kept,
-        )
+        settings = replace(settings, bytes_per_gradient=0) if zero.sums_alone else settings
+        return self._planned(settings, pass_tokens=pass_tokens)
 
     def frozen(self, *, pass_tokens: int, role: Role, path: str | None, offload: bool) -> PlannedModel:
-        """Return a frozen model in the process of the trained one.
-
-        Args:
-            path: of its checkpoint.
-            offload: whether its weights are kept in host memory.
-        """
-        sharded = self.config.ds.zero_stage == 3
+        """Return a frozen model in the process of the trained one, whose features of images it uses."""
         settings = self.settings(role=role, path=path)
-        estimated = estimate(settings, self.image)
-        size = estimated.size
-        shard = -(-size.weight_bytes // self.processes) if sharded else size.weight_bytes
-        offloaded = sharded and self.on_gpu and offload
-        return PlannedModel(
-            role=role,
-            estimate=estimated,
-            resident=0 if offloaded else shard,
-            gathered=gathered_bytes(size) if sharded else 0,
-            # It is in the policy's process, and uses the policy's features of images.
-            context=0,
-            pass_tokens=pass_tokens,
-            host=shard if offloaded else 0,
+        return replace(self._planned(settings, pass_tokens=pass_tokens, keeps=True, offload=offload), context=0)
+
+    def _planned(
+        self, settings: ModelSettings, *, pass_tokens: int, keeps: bool = False, offload: bool = False
+    ) -> PlannedModel:
+        model = planned_model(
+            settings,
+            self.zero,
+            image=self.image,
             ranks=self.per_machine,
             gpus=self.processes,
-            kept=kept_bytes(settings, self.image, limit_gib=self.config.ds.image_cache_gib, keeps=True),
+            cache_gib=self.config.ds.image_cache_gib,
+            keeps=keeps,
+            offload=offload,
         )
+        return replace(model, pass_tokens=pass_tokens)
 
     def settings(self, *, role: Role, path: str | None = None) -> ModelSettings:
         """Return how the run builds the model that it trains, or a frozen one at `path`."""
@@ -187,7 +177,6 @@ class _Run:
             pass_tokens=None,
             fitting_tokens=policy.passes.tokens(room, step=TOKEN_STEP) // samples_per_row,
             longest=self.config.data.max_len,
-            group=None,
             engine_share=None if engine is None else engine.utilization,
         )
 

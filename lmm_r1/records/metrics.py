@@ -6,17 +6,21 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import (
+    Count,
+    Number,
     append_json_lines,
+    checked,
     count_field,
     last_line,
     number_field,
     read_json_lines,
     read_json_object,
-    text_field,
 )
 
 METRICS_FILE = "metrics.jsonl"
@@ -119,17 +123,18 @@ def _metric_row(record: dict[str, object], *, place: str) -> MetricRow:
 
 
 EVALUATION_FILE = "evaluation.json"
+Share = Annotated[Number, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileScores:
     """One checkpoint on one file of held-out rows; shares are between 0 and 1."""
 
-    rows: int
-    accuracy: float | None
-    format: float | None
-    mean_response_tokens: float | None
-    truncated_rate: float | None
+    rows: Count
+    accuracy: Share = None
+    format: Share = None
+    mean_response_tokens: Number = None
+    truncated_rate: Share = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,44 +165,6 @@ def text_first(names: Iterable[str]) -> list[str]:
 
 def read_evaluation(path: Path) -> HeldOutEvaluation:
     """Return the evaluation in a file, an empty one if there is none; raises UserError for a malformed one."""
-    if not path.exists():
-        return HeldOutEvaluation()
-    record = read_json_object(path)
-    settings = record.get("settings", {})
-    checkpoints = record.get("checkpoints")
-    if not isinstance(checkpoints, list) or not all(isinstance(checkpoint, dict) for checkpoint in checkpoints):
-        raise UserError(f"{path}: checkpoints must be a list of objects; evaluate again")
-    return HeldOutEvaluation(
-        checkpoints=tuple(
-            _checkpoint(checkpoint, place=f"{path}, checkpoint {number}")
-            for number, checkpoint in enumerate(checkpoints, start=1)
-        ),
-        settings=settings if isinstance(settings, dict) else {},
+    return (
+        checked(HeldOutEvaluation, read_json_object(path), place=str(path)) if path.exists() else HeldOutEvaluation()
     )
-
-
-def _checkpoint(record: dict[str, object], *, place: str) -> EvaluatedCheckpoint:
-    files = record.get("files")
-    if not isinstance(files, dict) or not all(isinstance(scores, dict) for scores in files.values()):
-        raise UserError(f"{place}: files must be an object of scores by row file; evaluate again")
-    return EvaluatedCheckpoint(
-        name=text_field(record, "name", place=place),
-        files={name: _file_scores(scores, place=f"{place}, {name}") for name, scores in files.items()},
-    )
-
-
-def _file_scores(record: dict[str, object], *, place: str) -> FileScores:
-    return FileScores(
-        rows=count_field(record, "rows", place=place),
-        accuracy=_share(record, "accuracy", place=place),
-        format=_share(record, "format", place=place),
-        mean_response_tokens=number_field(record, "mean_response_tokens", place=place),
-        truncated_rate=_share(record, "truncated_rate", place=place),
-    )
-
-
-def _share(record: dict[str, object], key: str, *, place: str) -> float | None:
-    value = number_field(record, key, place=place)
-    if value is not None and not 0 <= value <= 1:
-        raise UserError(f"{place}: {key} must be between 0 and 1, found {value}")
-    return value

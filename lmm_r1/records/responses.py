@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import unwritable
-from lmm_r1.files.json_files import append_json_lines, count_field, number_field, read_json_lines, text_field
+from lmm_r1.files.json_files import Count, append_json_lines, checked, read_json_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,8 @@ class PlayedEpisode:
 
     end: str
     """`over`, or the limit that ended it: `turns`, `images`, `tokens`."""
-    turns: int
-    shown_images: int
+    turns: Count
+    shown_images: Count
     """The number shown by the environment, not counting those of the prompt."""
     rewards: dict[str, float]
     counts: dict[str, int]
@@ -58,20 +61,20 @@ class JudgedResponse:
     checkpoint: str
     file: str
     """The name of the row file or the suite."""
-    index: int
+    index: Count
     """The row's index among the records of its file, from 0."""
     row: str
     datasource: str
     label: str
     question: str
-    sample: int
+    sample: Count
     response: str
-    response_tokens: int | None
+    response_tokens: Count | None
     finish_reason: str
     """`stop`, `length`, or `unknown` only in files of earlier versions."""
-    verdicts: dict[str, VerifierVerdict]
+    verdicts: Annotated[dict[str, VerifierVerdict], Field(min_length=1)]
     episode: PlayedEpisode | None = None
-    images: int = 0
+    images: Count = 0
     """The number of the row's images; 0 in files of earlier versions."""
 
     @property
@@ -138,81 +141,14 @@ def _record(response: JudgedResponse, *, folder: Path) -> dict[str, object]:
 
 
 def _response(record: dict[str, object], *, place: str, folder: Path) -> JudgedResponse:
-    verdicts = record.get("verdicts")
-    if not isinstance(verdicts, dict) or not verdicts or not all(isinstance(said, dict) for said in verdicts.values()):
-        raise UserError(f"{place}: verdicts must be an object by verifier; evaluate again")
-    return JudgedResponse(
-        checkpoint=text_field(record, "checkpoint", place=place),
-        file=text_field(record, "file", place=place),
-        row=text_field(record, "row", place=place),
-        datasource=text_field(record, "datasource", place=place),
-        label=text_field(record, "label", place=place),
-        question=text_field(record, "question", place=place),
-        response=text_field(record, "response", place=place),
-        finish_reason=text_field(record, "finish_reason", place=place),
-        index=count_field(record, "index", place=place),
-        sample=count_field(record, "sample", place=place),
-        response_tokens=_tokens(record, place=place),
-        verdicts={name: _verdict(said, place=f"{place}, {name}") for name, said in verdicts.items()},
-        episode=None if record.get("episode") is None else _episode(record["episode"], place=place, folder=folder),
-        images=count_field(record, "images", place=place) if "images" in record else 0,
-    )
-
-
-def _episode(record: object, *, place: str, folder: Path) -> PlayedEpisode:
-    said = record.get("said") if isinstance(record, dict) else None
-    if not isinstance(record, dict) or not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
-        raise UserError(f"{place}: an episode must be an object with a list of turns, said; evaluate again")
-    return PlayedEpisode(
-        end=text_field(record, "end", place=place),
-        turns=count_field(record, "turns", place=place),
-        shown_images=count_field(record, "shown_images", place=place),
-        rewards=_numbers(record, "rewards", place=place),
-        counts={name: int(value) for name, value in _numbers(record, "counts", place=place).items()},
-        said=tuple(_turn(one, place=place, folder=folder) for one in said),
-    )
-
-
-def _turn(record: dict[str, object], *, place: str, folder: Path) -> ShownTurn:
-    images = record.get("images", [])
+    response = checked(JudgedResponse, record, place=place)
+    if response.episode is None:
+        return response
+    said = response.episode.said
     # They are embedded in pages that may be passed on, so no other file of this machine must get in.
-    if not isinstance(images, list) or not all(isinstance(one, str) and _is_below(one) for one in images):
+    if any(Path(image).is_absolute() or ".." in Path(image).parts for turn in said for image in turn.images):
         raise UserError(
             f"{place}: the pictures of an episode must be files below the folder of this one; evaluate again"
         )
-    return ShownTurn(
-        role=text_field(record, "role", place=place),
-        text=text_field(record, "text", place=place),
-        images=tuple(str(folder / one) for one in images),
-    )
-
-
-def _is_below(path: str) -> bool:
-    return not Path(path).is_absolute() and ".." not in Path(path).parts
-
-
-def _numbers(record: dict[str, object], name: str, *, place: str) -> dict[str, float]:
-    values = record.get(name)
-    if not isinstance(values, dict):
-        raise UserError(f"{place}: {name} must be an object of numbers by name; evaluate again")
-    numbers = {key: number_field(values, key, place=f"{place}, {name}") for key in values}
-    return {key: value for key, value in numbers.items() if value is not None}
-
-
-def _tokens(record: dict[str, object], *, place: str) -> int | None:
-    # The key must exist: a file without it is of another kind.
-    if "response_tokens" in record and record["response_tokens"] is None:
-        return None
-    return count_field(record, "response_tokens", place=place)
-
-
-def _verdict(record: dict[str, object], *, place: str) -> VerifierVerdict:
-    score, parts = number_field(record, "score", place=place), record.get("parts")
-    if score is None or not isinstance(parts, dict):
-        raise UserError(f"{place}: a verdict needs a score and parts; evaluate again")
-    numbers = {name: number_field(parts, name, place=f"{place}, parts") for name in parts}
-    return VerifierVerdict(
-        score=score,
-        parts={name: value for name, value in numbers.items() if value is not None},
-        timed_out=record.get("timed_out") is True,
-    )
+    found = (replace(turn, images=tuple(str(folder / image) for image in turn.images)) for turn in said)
+    return replace(response, episode=replace(response.episode, said=tuple(found)))

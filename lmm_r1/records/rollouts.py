@@ -8,25 +8,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast, get_args
+from typing import Annotated, Any, BinaryIO, Literal, get_args
+
+from pydantic import AfterValidator
 
 from lmm_r1.data import messages as data_messages
 from lmm_r1.data.images import load_image
-from lmm_r1.data.sample import CallEnd, CallOutcome, Cut, CutImage, EpisodeEnd, Said, Sample
-from lmm_r1.errors import UserError
+from lmm_r1.data.sample import CallOutcome, Cut, CutImage, EpisodeEnd, Said, Sample
 from lmm_r1.files.atomic import write_bytes_atomically
 from lmm_r1.files.json_files import (
     LARGEST_COUNT,
     LARGEST_NUMBER,
+    Count,
+    Number,
     append_json_lines,
-    count_field,
-    number_field,
+    checked,
     read_json_lines,
-    text_field,
 )
 
 IMAGES_FOLDER = "images"
 _MARK = "<image>"
+
+
+def _inside(cut: Cut | None) -> Cut | None:
+    if cut is not None:
+        (left, upper, right, lower), (width, height) = cut.box, cut.size
+        if not (0 <= left < right <= width <= LARGEST_COUNT and 0 <= upper < lower <= height <= LARGEST_COUNT):
+            raise ValueError(f"the box {cut.box} is not inside a picture of {width} x {height} pixels")
+        if cut.picture < 0 or not all(abs(at) <= LARGEST_NUMBER for at in cut.keypoint or ()):
+            raise ValueError("picture and keypoint must be numbers, at least 0 and finite")
+    return cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +45,7 @@ class RecordedPart:
     kind: Literal["text", "image"]
     value: str
     """The text, or the image: a path relative to the stage's folder, or a data URI."""
-    cut: Cut | None = None
+    cut: Annotated[Cut | None, AfterValidator(_inside)] = None
     """For an image that was cut out of another one of the episode."""
 
 
@@ -51,7 +62,7 @@ class RecordedTurn(RecordedMessage):
     """One turn of an episode, the policy's or the environment's."""
 
     calls: tuple[CallOutcome, ...] = ()
-    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    rewards: Mapping[str, Number] = field(default_factory=dict)
 
 
 def write_message(message: data_messages.Message, *, folder: Path, location: str) -> dict[str, Any]:
@@ -121,104 +132,28 @@ def _written_image(part: data_messages.ImagePart, *, folder: Path, location: str
     return name
 
 
-def read_messages(value: object, *, place: str) -> tuple[RecordedMessage, ...]:
-    """Return the messages of a record; raises UserError, with its place, for malformed ones."""
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        raise UserError(f"{place}: messages must be a list of objects with role and content")
-    return tuple(_message(message, place=f"{place}, message {number}") for number, message in enumerate(value, 1))
+def _plain(messages: object) -> object:
+    """Return messages of a record in the form of `RecordedMessage`, as far as they can be read."""
+    if not isinstance(messages, list):
+        return messages
+    return [
+        message | {"parts": _parts(message.get("content"))} if isinstance(message, dict) else message
+        for message in messages
+    ]
 
 
-def read_turns(value: object, *, place: str) -> tuple[RecordedTurn, ...]:
-    """Return the turns of an episode; raises like `read_messages`. Earlier versions wrote pairs of role and text."""
-    if not isinstance(value, list):
-        raise UserError(f"{place}: said must be a list of turns, found {value!r:.80}")
-    return tuple(_turn(turn, place=f"{place}, turn {number}") for number, turn in enumerate(value, 1))
-
-
-def _turn(value: object, *, place: str) -> RecordedTurn:
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value):
-        role, text = value
-        return RecordedTurn(role=role, parts=(RecordedPart(kind="text", value=text),))
-    if not isinstance(value, dict):
-        raise UserError(f"{place}: a turn must be an object with role and content, found {value!r:.80}")
-    message = _message(value, place=place)
-    calls, rewards = value.get("calls", []), value.get("rewards", {})
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise UserError(f"{place}: calls must be a list of objects, found {calls!r:.80}")
-    if not isinstance(rewards, dict):
-        raise UserError(f"{place}: rewards must be an object of numbers by name, found {rewards!r:.80}")
-    return RecordedTurn(
-        role=message.role,
-        parts=message.parts,
-        calls=tuple(_call(call, place=place) for call in calls),
-        rewards={name: number_field(rewards, name, place=f"{place}, rewards") for name in rewards},
-    )
-
-
-def _call(record: dict[str, object], *, place: str) -> CallOutcome:
-    outcome = record.get("outcome")
-    if outcome not in get_args(CallEnd):
-        raise UserError(
-            f"{place}: the outcome of a call must be one of {', '.join(get_args(CallEnd))}, found {outcome!r}"
+def _parts(content: object) -> object:
+    content = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return content
+    return [
+        (
+            {"kind": part["type"], "value": part.get(part["type"]), "cut": part.get("cut")}
+            if part.get("type") in ("text", "image")
+            else {"kind": "text", "value": f"[{part.get('type')}]"}
         )
-    return CallOutcome(
-        tool=text_field(record, "tool", place=place),
-        outcome=cast(CallEnd, outcome),
-        problem=text_field(record, "problem", place=place),
-    )
-
-
-def _message(message: dict[str, object], *, place: str) -> RecordedMessage:
-    role = text_field(message, "role", place=place)
-    content = message.get("content")
-    if isinstance(content, str):
-        return RecordedMessage(role=role, parts=(RecordedPart(kind="text", value=content),))
-    if not isinstance(content, list):
-        raise UserError(f"{place}: content must be a string or a list of parts, found {type(content).__name__}")
-    return RecordedMessage(role=role, parts=tuple(_part(part, place=place) for part in content))
-
-
-def _part(part: object, *, place: str) -> RecordedPart:
-    if not isinstance(part, dict):
-        raise UserError(f"{place}: a content part must be an object with a type, found {type(part).__name__}")
-    kind = text_field(part, "type", place=place)
-    if kind == "text":
-        return RecordedPart(kind="text", value=text_field(part, "text", place=place))
-    if kind == "image":
-        cut = None if part.get("cut") is None else _cut(part["cut"], place=place)
-        return RecordedPart(kind="image", value=text_field(part, "image", place=place), cut=cut)
-    return RecordedPart(kind="text", value=f"[{kind}]")
-
-
-def _cut(record: object, *, place: str) -> Cut:
-    if not isinstance(record, dict):
-        raise UserError(f"{place}: cut must be an object with picture, name, box and size, found {record!r:.80}")
-    left, upper, right, lower = _whole(record, "box", count=4, place=place)
-    width, height = _whole(record, "size", count=2, place=place)
-    if not (0 <= left < right <= width and 0 <= upper < lower <= height):
-        raise UserError(f"{place}: the box {record['box']} is not inside a picture of {width} x {height} pixels")
-    return Cut(
-        picture=count_field(record, "picture", place=place),
-        name=text_field(record, "name", place=place),
-        box=(left, upper, right, lower),
-        size=(width, height),
-        keypoint=None if record.get("keypoint") is None else _point(record["keypoint"], place=place),
-    )
-
-
-def _whole(record: dict[str, object], key: str, *, count: int, place: str) -> list[int]:
-    value = record.get(key)
-    if isinstance(value, list) and len(value) == count:
-        if all(type(item) is int and 0 <= item <= LARGEST_COUNT for item in value):
-            return value
-    raise UserError(f"{place}: {key} must be a list of {count} whole numbers, at least 0, found {value!r:.80}")
-
-
-def _point(value: object, *, place: str) -> tuple[float, float]:
-    if isinstance(value, list) and len(value) == 2:
-        if all(type(item) in (int, float) and abs(item) <= LARGEST_NUMBER for item in value):
-            return float(value[0]), float(value[1])
-    raise UserError(f"{place}: keypoint must be a list of two numbers, found {value!r:.80}")
+        for part in content
+    ]
 
 
 ROLLOUTS_FILE = "rollouts.jsonl"
@@ -245,19 +180,19 @@ assert set(DROP_WORDS) == set(get_args(DropReason))
 class SampledResponse:
     """One sampled response with its reward, as a line holds it in addition to the prompt's `messages`."""
 
-    step: int
-    group: int
+    step: Count
+    group: Count
     """Responses to the same prompt within a step share this number."""
     response: str
     label: str
-    reward: float | None
-    scores: Mapping[str, float | None]
+    reward: Number
+    scores: Mapping[str, Number]
     """The named parts of the reward, and for an episode its counts."""
-    response_tokens: int
+    response_tokens: Count
     truncated: bool
-    weight_version: int | None = None
+    weight_version: Count | None = None
     """The number of weight updates of the engine; None in records of earlier versions."""
-    weights: tuple[tuple[int, int], ...] = ()
+    weights: tuple[tuple[Count, Count], ...] = ()
     """The weight versions of its tokens, and how many tokens each sampled; empty if not recorded."""
     held_out: bool = False
     said: tuple[RecordedTurn, ...] = ()
@@ -266,7 +201,7 @@ class SampledResponse:
     """Whether an episode is left out of the loss and of the comparison within its group."""
     greedy: bool = False
     """Whether it is the greedy response that its group is compared with, which was not trained on."""
-    counts: Mapping[str, float | None] = field(default_factory=dict)
+    counts: Mapping[str, Number] = field(default_factory=dict)
     """The environment's counts in an episode, which `scores` includes."""
     dropped: str | None = None
 
@@ -379,41 +314,5 @@ def read_rollouts(path: Path) -> RolloutLog:
 
 
 def _rollout(record: dict[str, object], *, place: str) -> RecordedRollout:
-    return RecordedRollout(
-        step=count_field(record, "step", place=place),
-        group=count_field(record, "group", place=place),
-        messages=read_messages(record.get("messages"), place=place),
-        response=text_field(record, "response", place=place),
-        label=text_field(record, "label", place=place),
-        reward=number_field(record, "reward", place=place),
-        scores=_numbers(record, "scores", place=place),
-        response_tokens=count_field(record, "response_tokens", place=place),
-        truncated=record.get("truncated") is True,
-        weight_version=(
-            None if record.get("weight_version") is None else count_field(record, "weight_version", place=place)
-        ),
-        weights=_spans(record.get("weights", []), place=place),
-        held_out=record.get("held_out") is True,
-        said=read_turns(record.get("said", []), place=place),
-        end=None if record.get("end") is None else text_field(record, "end", place=place),
-        masked=record.get("masked") is True,
-        greedy=record.get("greedy") is True,
-        counts=_numbers(record, "counts", place=place),
-        dropped=None if record.get("dropped") is None else text_field(record, "dropped", place=place),
-    )
-
-
-def _spans(found: object, *, place: str) -> tuple[tuple[int, int], ...]:
-    spans: list[tuple[int, int]] = []
-    for pair in found if isinstance(found, list) else [found]:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)):
-            raise UserError(f"{place}: weights must be pairs of a version and a number of tokens, found {found!r}")
-        spans.append((pair[0], pair[1]))
-    return tuple(spans)
-
-
-def _numbers(record: dict[str, object], key: str, *, place: str) -> dict[str, float | None]:
-    values = record.get(key, {})
-    if not isinstance(values, dict):
-        raise UserError(f"{place}: {key} must be an object of numbers by name, found {values!r}")
-    return {name: number_field(values, name, place=f"{place}, {key}") for name in values}
+    plain = record | {"messages": _plain(record.get("messages")), "said": _plain(record.get("said", []))}
+    return checked(RecordedRollout, plain, place=place)

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import Field
 
 from lmm_r1.data.messages import NO_PROMPT, Message
 from lmm_r1.data.sample import Said
@@ -22,11 +23,12 @@ from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import locked, write_atomically, write_bytes_atomically
 from lmm_r1.files.json_files import (
+    LARGEST_NUMBER,
+    Count,
     JsonLine,
     append_json_lines,
-    count_field,
+    checked,
     cut_torn_line,
-    number_field,
     read_json_lines,
     read_json_object,
     text_field,
@@ -296,12 +298,12 @@ class StageSummary:
 
     name: str
     kind: str | None
-    """`sft`, `dpo`, `rm` or `rl`; None for an unfinished stage of an earlier version."""
-    steps: int
-    seconds: float
+    """`sft`, `dpo`, `rm` or `rl`; None if only metrics are there."""
+    steps: Count
+    seconds: Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
     started_at: datetime
-    """The start of the first session, with a time zone. Derived from the metrics for an unfinished stage of an earlier version."""
-    finished_at: datetime | None
+    """The start of the first session, with a time zone; without one, derived from the metrics."""
+    finished_at: datetime | None = None
 
 
 def write_stage(
@@ -328,34 +330,13 @@ def write_stage(
 def read_stage(folder: Path) -> StageSummary:
     """Return the contents of the stage.json of a run folder; raises UserError for a malformed one."""
     path = folder / STAGE_FILE
-    record = read_json_object(path)
-    seconds = number_field(record, "seconds", place=str(path))
-    if seconds is None or seconds < 0:
-        raise UserError(f"{path}: seconds must be a number, at least 0, found {record.get('seconds')!r}")
-    return StageSummary(
-        name=text_field(record, "name", place=str(path)),
-        kind=text_field(record, "kind", place=str(path)),
-        steps=count_field(record, "steps", place=str(path)),
-        seconds=seconds,
-        started_at=_moment(record, "started_at", place=str(path)),
-        finished_at=_moment(record, "finished_at", place=str(path)),
-    )
+    stage = checked(StageSummary, read_json_object(path), place=str(path))
+    # Times without a zone are those of this machine.
+    finished = stage.finished_at and stage.finished_at.astimezone()
+    return replace(stage, started_at=stage.started_at.astimezone(), finished_at=finished)
 
 
-def _moment(record: dict[str, object], key: str, *, place: str) -> datetime:
-    text = text_field(record, key, place=place)
-    try:
-        # Before Python 3.11, fromisoformat does not accept the suffix Z.
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError as error:
-        raise UserError(
-            f"{place}: {key} must be an ISO 8601 time like 2026-01-31T12:00:00+00:00, found {text!r}"
-        ) from error
-    return moment if moment.tzinfo else moment.astimezone()
-
-
-StageState = Literal["finished", "running", "stopped", "unfinished"]
-"""Unfinished is a stage of an earlier version, for which it is unknown whether it runs or was stopped."""
+StageState = Literal["finished", "running", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,8 +363,7 @@ class Run:
     @property
     def state(self) -> StageState:
         states = {stage.state for stage in self.stages}
-        unfinished: tuple[StageState, ...] = ("running", "stopped", "unfinished")
-        return next((state for state in unfinished if state in states), "finished")
+        return "running" if "running" in states else "stopped" if "stopped" in states else "finished"
 
     @property
     def last_sign_at(self) -> datetime | None:
@@ -557,7 +537,7 @@ def _read_any_stage(folder: Path) -> Stage:
         summary, state = read_stage(folder), "finished"
     else:
         summary = _unfinished(folder, metrics=metrics, session=session)
-        state = "unfinished" if session is None else "running" if session.runs() else "stopped"
+        state = "running" if session is not None and session.runs() else "stopped"
     return Stage(
         **vars(summary),
         folder=folder,
@@ -565,7 +545,11 @@ def _read_any_stage(folder: Path) -> Stage:
         rollouts=read_rollouts(folder / ROLLOUTS_FILE),
         settings=settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else None,
         state=state,
-        last_sign_at=_utc(session.last_sign_at) if session and state != "finished" else None,
+        last_sign_at=(
+            None
+            if state == "finished"
+            else _utc(session.last_sign_at if session else (folder / METRICS_FILE).stat().st_mtime)
+        ),
     )
 
 

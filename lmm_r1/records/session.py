@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_files import count_field, number_field, read_json_object, text_field, write_json_object
+from lmm_r1.files.json_files import Count, checked, read_json_object, write_json_object
 from lmm_r1.records.metrics import METRICS_FILE
 
 SESSION_FILE = "session.json"
@@ -55,12 +55,12 @@ class TrainingSession:
     name: str
     kind: str
     table: ProcessTable
-    pid: int
+    pid: Count
     born: str
     """When the process began, in the kernel's units; process ids are reused."""
     first_started_at: float
     """When the first session of the stage began, in seconds since the epoch."""
-    ended_at: float | None
+    ended_at: float | None = None
     """When it ended without finishing the stage, if it could still write that."""
     last_sign_at: float
     """Its last sign of life; all times are seconds since the epoch."""
@@ -82,19 +82,10 @@ def read_session(folder: Path) -> TrainingSession | None:
     except FileNotFoundError:
         # It may just have finished.
         return None
-    place, metrics = str(path), folder / METRICS_FILE
-    first, ended = (number_field(record, name, place=place) for name in ("first_started_at", "ended_at"))
-    if first is None:
-        raise UserError(f"{path}: first_started_at is missing; delete the file")
-    return TrainingSession(
-        **{name: text_field(record, name, place=place) for name in ("name", "kind", "born")},
-        table=ProcessTable(**{name: text_field(record, name, place=place) for name in ("host", "boot", "namespace")}),
-        pid=count_field(record, "pid", place=place),
-        first_started_at=first,
-        ended_at=ended,
-        # A step is a sign, too, for file systems that do not update times.
-        last_sign_at=ended or max(beat, metrics.stat().st_mtime if metrics.exists() else 0.0),
-    )
+    metrics = folder / METRICS_FILE
+    # A step is a sign, too, for file systems that do not update times.
+    sign = record.get("ended_at") or max(beat, metrics.stat().st_mtime if metrics.exists() else 0.0)
+    return checked(TrainingSession, record | {"table": record, "last_sign_at": sign}, place=str(path))
 
 
 def running_elsewhere(folder: Path) -> TrainingSession | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
-import netrc
 import os
 import secrets
 import typing
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
+from lmm_r1.files.json_files import read_json_object, write_json_object
 from lmm_r1.files.user_code import load_user_function
 from lmm_r1.records.trackers import (
     EVAL_PREFIX,
@@ -24,7 +24,6 @@ from lmm_r1.records.trackers import (
     TRAIN_PREFIX,
     Generation,
     Tracker,
-    TrackerRecord,
     Trackers,
     shown_images,
     table,
@@ -50,26 +49,16 @@ class Session:
     """`Tracker.identity` in the session that this one continues; None starts a new run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backend:
-    library: str
-    """The library's import name; it is imported only if the tracker is requested."""
-    pip: str
-    open: Callable[[Session], Tracker]
-    check: Callable[[LoggerConfig], None] = lambda logger: None
-    """Raises UserError for a missing setting without which the library would ask, or fail late."""
-
-
 def _open_tensorboard(session: Session) -> Tracker:
     """Write event files to `--logger.tensorboard_dir`, by default in the run folder, one file per session."""
     import numpy as np
     from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
 
-    logger = session.logger
-    parent = Path(logger.tensorboard_dir) if logger.tensorboard_dir else session.folder / "tensorboard"
-    folder = Path(session.earlier) if session.earlier else (parent / logger.wandb.run_name).absolute()
+    parent = Path(session.logger.tensorboard_dir or session.folder / "tensorboard")
+    folder = Path(session.earlier) if session.earlier else (parent / session.logger.wandb.run_name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
+
     opened: list[SummaryWriter] = []
 
     def writer_at(step: int) -> SummaryWriter:
@@ -98,20 +87,18 @@ def _open_tensorboard(session: Session) -> Tracker:
         for writer in opened:
             writer.close()
 
-    return Tracker(identity=str(folder), log=log, log_generations=log_generations, close=close, replaces_repeats=True)
+    return Tracker(identity=str(folder), log=log, log_generations=log_generations, close=close)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a table in Markdown; what a model wrote appears in it as text, never as markup."""
+
+    def cell(value: object) -> str:
+        text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+        return html.escape(text, quote=False).replace("|", "&#124;").replace("\n", "<br>")
+
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    for character, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("\n", "<br>")):
-        text = text.replace(character, written)
-    return text
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
 
 
 def _open_wandb(session: Session) -> Tracker:
@@ -158,65 +145,43 @@ def _open_wandb(session: Session) -> Tracker:
     )
 
 
-def _check_wandb(logger: LoggerConfig) -> None:
-    mode = logger.wandb.mode or os.environ.get("WANDB_MODE", "online")
-    if mode != "online" or logger.wandb.key or {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ):
-        return
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        if netrc.netrc(os.environ.get("NETRC")).authenticators(host):
-            return
-    except (FileNotFoundError, netrc.NetrcParseError):
-        pass
-    raise UserError(
-        f"--logger.trackers wandb: there is no API key for {host}; give --logger.wandb.key, set WANDB_API_KEY, or take "
-        "--logger.wandb.mode offline"
-    )
-
-
-BACKENDS: dict[str, Backend] = {
-    "tensorboard": Backend(library="tensorboard", pip="pip install tensorboard", open=_open_tensorboard),
-    "wandb": Backend(library="wandb", pip="pip install 'wandb>=0.20'", open=_open_wandb, check=_check_wandb),
-}
-assert tuple(BACKENDS) == typing.get_args(TrackerName)
+OPENERS: dict[str, Callable[[Session], Tracker]] = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
+"""By the name of the tracker, which is that of its library."""
+assert tuple(OPENERS) == typing.get_args(TrackerName)
 
 
 def _opener(name: str) -> Callable[[Session], Tracker]:
     """Return what opens a tracker, by its name or in a user's file; raises UserError for one that cannot be used."""
-    if name in BACKENDS:
-        return BACKENDS[name].open
-    return load_user_function(name, default=FUNCTION, flag="--logger.trackers")
+    return OPENERS.get(name) or load_user_function(name, default=FUNCTION, flag="--logger.trackers")
 
 
 def check_trackers(logger: LoggerConfig) -> None:
-    """Raise UserError for a tracker that is not installed or lacks its key; loads no library, and asks no server."""
+    """Raise UserError for a tracker that is not installed, or an error in a user's file; loads no library."""
     for name in logger.trackers:
-        if (backend := BACKENDS.get(name)) is None:
-            _opener(name)
-            continue
-        if importlib.util.find_spec(backend.library) is None:
-            raise UserError(
-                f"--logger.trackers {name}: {backend.library} is not installed; {backend.pip}, or leave it out"
-            )
-        backend.check(logger)
+        _opener(name)
+        if name in OPENERS and importlib.util.find_spec(name) is None:
+            raise UserError(f"--logger.trackers {name}: {name} is not installed; pip install {name}, or leave it out")
 
 
 def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed: bool) -> Trackers:
     """Return the run's trackers, each of which continues its earlier run if the training is `resumed`."""
     logger = config.logger
     check_trackers(logger)
-    record = TrackerRecord(folder / TRACKERS_FILE, resumed=resumed)
-    settings = without_secrets(config)
+    path = folder / TRACKERS_FILE
+    found = read_json_object(path) if resumed and path.exists() else {}
+    identities = {name: one["identity"] for name, one in found.items() if isinstance(one, dict) and "identity" in one}
     opened: dict[str, Tracker] = {}
     for name in logger.trackers:
-        session = Session(logger=logger, folder=folder, settings=settings, earlier=record.identity(name))
+        session = Session(logger=logger, folder=folder, settings=without_secrets(config), earlier=identities.get(name))
         try:
-            opened[name] = _opener(name)(session)
-            if not isinstance(opened[name], Tracker):
-                raise TypeError(f"return a Tracker, not {type(opened.pop(name)).__name__}")
-            record.identify(name, opened[name].identity)
+            tracker = _opener(name)(session)
+            if not isinstance(tracker, Tracker):
+                raise TypeError(f"return a Tracker, not {type(tracker).__name__}")
+            opened[name] = tracker
+            identities[name] = tracker.identity
+            write_json_object(path, {name: {"identity": identity} for name, identity in identities.items()})
         # Each library has errors of its own, and those of the network below it.
         except Exception as error:
-            Trackers(opened, record=record).close(failed=True)
+            Trackers(opened).close(failed=True)
             raise UserError(f"--logger.trackers {name}: cannot start ({error}); correct it or leave it out") from error
-    return Trackers(opened, record=record)
+    return Trackers(opened)

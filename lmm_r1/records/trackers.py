@@ -1,20 +1,17 @@
-"""What trackers show of a run, and all trackers of a run as one; trackers.json records how far each of them got."""
+"""What trackers show of a run, and all trackers of a run as one."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lmm_r1.errors import UserError
-from lmm_r1.files.json_files import write_json_object
 from lmm_r1.files.user_code import failure, module_of
-from lmm_r1.records.rollouts import END_WORDS, RecordedPart, SampledResponse
+from lmm_r1.records.rollouts import END_WORDS, SampledResponse
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +49,6 @@ class Tracker:
     """Takes a step and its samples, shown as a table with their images."""
     close: Callable[[bool], None] = lambda failed: None
     """Sends what is left, and marks the run as ended or, if its argument is true, as failed."""
-    replaces_repeats: bool = False
-    """Whether a step that is logged again after a resume replaces the first; otherwise it must not be sent again."""
 
 
 def table(step: int, samples: Sequence[Generation]) -> tuple[list[str], list[list[Any]]]:
@@ -88,101 +83,44 @@ def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str
     """Return a rollout as it is shown."""
     assert response.reward is not None, "only a line that is read can lack its reward"
     parts = [part for message in messages for part in message["content"]]
+    shown = [part for turn in response.said for part in turn.parts]
+    prompt = (
+        f"{message['role']}: " + "".join(part.get("text", f"<{part['type']}>") for part in message["content"])
+        for message in messages
+    )
+    turns = (
+        f"{turn.role}: " + "".join(part.value if part.kind == "text" else "<image>" for part in turn.parts)
+        for turn in response.said
+    )
+    # What a model wrote can hold half of a surrogate pair, which has no encoding.
+    prompt_text, text, label = (
+        text.encode("utf-8", errors="replace").decode("utf-8")
+        for text in ("\n\n".join(prompt), "\n\n".join(turns) or response.response, response.label)
+    )
     return Generation(
-        prompt=_encodable("\n\n".join(f"{message['role']}: {_text(message['content'])}" for message in messages)),
-        response=_encodable(_transcript(response) or response.response),
-        label=_encodable(response.label),
+        prompt=prompt_text,
+        response=text,
+        label=label,
         reward=float(response.reward),
         scores=response.scores,
         truncated=bool(response.truncated),
         images=(
             *(folder / part["image"] for part in parts if part["type"] == "image"),
-            *(folder / part.value for turn in response.said for part in turn.parts if part.kind == "image"),
+            *(folder / part.value for part in shown if part.kind == "image"),
         ),
         ended=None if response.end is None else END_WORDS.get(response.end, response.end),
     )
 
 
-def _text(content: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in content)
-
-
-def _transcript(response: SampledResponse) -> str:
-    return "\n\n".join(f"{turn.role}: {''.join(map(_part_text, turn.parts))}" for turn in response.said)
-
-
-def _part_text(part: RecordedPart) -> str:
-    return part.value if part.kind == "text" else "<image>"
-
-
-def _encodable(text: str) -> str:
-    # What a model wrote can hold half of a surrogate pair, which has no encoding.
-    return text.encode("utf-8", errors="replace").decode("utf-8")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    identity: str
-    last_steps: dict[str, int]
-    """The last step that was sent, by kind."""
-
-
-class TrackerRecord:
-    """The content of trackers.json, which is rewritten atomically at every change."""
-
-    def __init__(self, path: Path, *, resumed: bool) -> None:
-        """Read the records of an earlier session if `resumed`; a new run discards them."""
-        self.path = path
-        self._entries = _read(path) if resumed and path.exists() else {}
-        self._before = {name: dict(entry.last_steps) for name, entry in self._entries.items()}
-
-    def identity(self, name: str) -> str | None:
-        """Return the tracker's identity in the earlier session, None for a new one."""
-        return self._entries[name].identity if name in self._entries else None
-
-    def identify(self, name: str, identity: str) -> None:
-        """Note the tracker's identity; a new identity starts with no steps."""
-        if self.identity(name) != identity:
-            self._entries[name] = _Entry(identity=identity, last_steps={})
-            self._before.pop(name, None)
-            self._write()
-
-    def is_repeated(self, name: str, *, kind: str, step: int) -> bool:
-        """Return whether an earlier session has sent this already."""
-        return step <= self._before.get(name, {}).get(kind, -1)
-
-    def note(self, name: str, *, kind: str, step: int) -> None:
-        self._entries[name].last_steps[kind] = step
-        self._write()
-
-    def _write(self) -> None:
-        write_json_object(self.path, {name: asdict(entry) for name, entry in self._entries.items()})
-
-
-def _read(path: Path) -> dict[str, _Entry]:
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: _Entry(identity=entry["identity"], last_steps=entry["last_steps"]) for name, entry in entries.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({error!r}); remove it, and every tracker starts a new run"
-        ) from error
-
-
 class Trackers:
     """Hands everything to each tracker; leaving the context closes them.
 
-    A tracker that fails is reported once, and tried again after 2, 4, 8, ... further steps: training does not stop for
-    a network, and metrics.jsonl has every step in any case. The number of skipped logs is reported at the end.
+    A tracker that fails is reported once, and how many logs it lacks at the end: training does not stop for a network,
+    and metrics.jsonl has every step in any case.
     """
 
-    def __init__(self, trackers: Mapping[str, Tracker] | None = None, *, record: TrackerRecord | None = None) -> None:
+    def __init__(self, trackers: Mapping[str, Tracker] | None = None) -> None:
         self._trackers = dict(trackers or {})
-        self._record = record or TrackerRecord(Path(TRACKERS_FILE), resumed=False)
-        self._failures_in_a_row: Counter[str] = Counter()
-        self._resting_until: dict[str, int] = {}
         self._left_out: Counter[str] = Counter()
 
     def __bool__(self) -> bool:
@@ -191,14 +129,14 @@ class Trackers:
     def log(self, step: int, values: Mapping[str, object]) -> None:
         """Log the metrics of a step; values that are not numbers are skipped."""
         numbers = _numbers(values, prefix=TRAIN_PREFIX)
-        self._send("train", step, lambda tracker: tracker.log(step, numbers))
+        self._send(step, lambda tracker: tracker.log(step, numbers))
 
     def log_eval(self, step: int, values: Mapping[str, object]) -> None:
         numbers = _numbers(values, prefix=EVAL_PREFIX)
-        self._send("eval", step, lambda tracker: tracker.log(step, numbers))
+        self._send(step, lambda tracker: tracker.log(step, numbers))
 
     def log_generations(self, step: int, samples: Sequence[Generation]) -> None:
-        self._send("generations", step, lambda tracker: tracker.log_generations(step, samples))
+        self._send(step, lambda tracker: tracker.log_generations(step, samples))
 
     def close(self, *, failed: bool) -> None:
         while self._trackers:
@@ -208,12 +146,8 @@ class Trackers:
             # As in `_send`.
             except Exception as error:
                 logger.warning("--logger.trackers %s: the end of the run could not be logged (%r)", name, error)
-            if self._left_out[name]:
-                logger.warning(
-                    "--logger.trackers %s: %d logs were left out; metrics.jsonl has every step",
-                    name,
-                    self._left_out[name],
-                )
+            if count := self._left_out[name]:
+                logger.warning("--logger.trackers %s: %d logs failed; metrics.jsonl has every step", name, count)
 
     def __enter__(self) -> Trackers:
         return self
@@ -223,35 +157,23 @@ class Trackers:
     ) -> None:
         self.close(failed=error is not None)
 
-    def _send(self, kind: str, step: int, send: Callable[[Tracker], None]) -> None:
+    def _send(self, step: int, send: Callable[[Tracker], None]) -> None:
         for name, tracker in self._trackers.items():
-            if not tracker.replaces_repeats and self._record.is_repeated(name, kind=kind, step=step):
-                continue
-            if step < self._resting_until.get(name, step):
-                self._left_out[name] += 1
-                continue
             try:
                 send(tracker)
-                self._record.note(name, kind=kind, step=step)
             # Each library has errors of its own, and those of the network below it.
             except Exception as error:
-                self._fail(name, step, error)
-            else:
-                self._failures_in_a_row[name] = 0
-
-    def _fail(self, name: str, step: int, error: Exception) -> None:
-        self._failures_in_a_row[name] += 1
-        self._resting_until[name] = step + 2 ** self._failures_in_a_row[name]
-        if not self._left_out[name]:
-            place, said = failure(error, modules=(module_of(FUNCTION),))
-            logger.warning(
-                "--logger.trackers %s: step %d could not be logged (%s%s); training goes on, metrics.jsonl has every step",
-                name,
-                step,
-                said,
-                place and f", at{place}",
-            )
-        self._left_out[name] += 1
+                if not self._left_out[name]:
+                    place, said = failure(error, modules=(module_of(FUNCTION),))
+                    logger.warning(
+                        "--logger.trackers %s: step %d could not be logged (%s%s); training goes on, metrics.jsonl has "
+                        "every step",
+                        name,
+                        step,
+                        said,
+                        place and f", at{place}",
+                    )
+                self._left_out[name] += 1
 
 
 def _numbers(values: Mapping[str, object], *, prefix: str) -> dict[str, float]:

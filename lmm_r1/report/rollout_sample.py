@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -157,15 +158,21 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
     Groups are split only if not even those of one step fit.
     """
     stages = [member.stage for member in series]
-    steps = [(number, groups) for number, stage in enumerate(stages) for groups in _groups_by_step(stage)]
-    taken = whole_groups([groups for _, groups in steps], limit=limit)
+    groups = [(number, group) for number, stage in enumerate(stages) for group in _groups(stage)]
+    # Rollouts are numbered over all stages.
+    numbered = [(number, index) for number, group in groups for index in group]
+    ends = list(itertools.accumulate(len(group) for _, group in groups))
+    taken = whole_groups(
+        [range(end - len(group), end) for end, (_, group) in zip(ends, groups, strict=True)], limit=limit
+    )
     chosen: list[list[int]] = [[] for _ in stages]
-    for (number, _), groups in zip(steps, taken, strict=True):
-        chosen[number] += sorted(index for group in groups for index in group)
+    for place in itertools.chain(*taken):
+        number, index = numbered[place]
+        chosen[number].append(index)
     drawn = [
         (number, rollout)
         for number, (stage, indices) in enumerate(zip(stages, chosen, strict=True))
-        for rollout in stage.rollouts.read(indices)
+        for rollout in stage.rollouts.read(sorted(indices))
     ]
     images = InlineImages(count=_image_count(drawn, stages=stages))
     prompts = PromptTexts(images)
@@ -192,68 +199,28 @@ def rollout_data(series: Sequence[Series], *, sample: RolloutSample) -> dict[str
     return {"rollouts": script_json(data), "images": Markup("\n".join(sample.images))}
 
 
-def spread(sizes: Sequence[int], *, limit: int) -> list[int]:
-    """Return how many items to take from each bucket: as equal as the sizes allow, together at most `limit`.
-
-    With fewer items than buckets, the chosen buckets are spread evenly from the first to the last:
-    `spread([9, 9, 9], limit=2)` is `[1, 0, 1]`, `spread([1, 9, 9], limit=9)` is `[1, 4, 4]`.
-    """
-    quotas = [0] * len(sizes)
-    left = min(limit, sum(sizes))
-    while left:
-        open_buckets = [bucket for bucket, size in enumerate(sizes) if quotas[bucket] < size]
-        share = left // len(open_buckets)
-        if share:
-            for bucket in open_buckets:
-                taken = min(share, sizes[bucket] - quotas[bucket])
-                quotas[bucket] += taken
-                left -= taken
-        else:
-            for at in evenly(len(open_buckets), count=left):
-                quotas[open_buckets[at]] += 1
-            left = 0
-    return quotas
-
-
-def evenly(size: int, *, count: int) -> list[int]:
-    """Return `count` distinct, evenly spaced indices from 0 to size - 1, including both ends if count > 1."""
-    if count <= 1:
-        return [0] * count
-    return [round(index * (size - 1) / (count - 1)) for index in range(count)]
-
-
 Group = Sequence[int]
 
 
-def whole_groups(steps: Sequence[Sequence[Group]], *, limit: int) -> list[list[Group]]:
-    """Return the groups to take from each step: at most `limit` rollouts, spread evenly over steps and groups.
+def whole_groups(groups: Sequence[Group], *, limit: int) -> list[Group]:
+    """Return groups of at most `limit` rollouts together, spread evenly; they are split only if no whole one fits.
 
-    Groups are split if no whole one fits: `whole_groups([[[0, 1]], [[2, 3]]], limit=2)` is `[[[0, 1]], []]`, and with a
-    limit of 1 it is `[[[0]], []]`.
+    `whole_groups([[0, 1], [2, 3]], limit=2)` is `[[0, 1]]`, and with a limit of 1 it is `[[0]]`.
     """
-
-    def taken(count: int) -> list[list[Group]]:
-        quotas = spread([len(groups) for groups in steps], limit=count)
-        return [
-            [groups[at] for at in evenly(len(groups), count=quota)]
-            for groups, quota in zip(steps, quotas, strict=True)
-        ]
-
-    low, high = 0, sum(map(len, steps))
-    while low < high:
-        middle = (low + high + 1) // 2
-        rollouts = sum(len(group) for groups in taken(middle) for group in groups)
-        low, high = (middle, high) if rollouts <= limit else (low, middle - 1)
-    if low or not limit or not any(steps):
-        return taken(low)
-    return whole_groups([[[index] for group in groups for index in group] for groups in steps], limit=limit)
+    most = min(len(groups), limit // min(map(len, groups), default=1))
+    for count in range(most, 0, -1):
+        places = [round(at * (len(groups) - 1) / max(1, count - 1)) for at in range(count)]
+        if sum(len(groups[place]) for place in places) <= limit:
+            return [groups[place] for place in places]
+    return whole_groups([[index] for group in groups for index in group], limit=limit) if limit and groups else []
 
 
-def _groups_by_step(stage: Stage) -> list[list[Group]]:
-    by_step: dict[int, dict[tuple[int, bool], list[int]]] = {}
-    for index, (step, group) in enumerate(zip(stage.rollouts.steps, stage.rollouts.groups, strict=True)):
-        by_step.setdefault(step, {}).setdefault(group, []).append(index)
-    return [list(by_step[step].values()) for step in sorted(by_step)]
+def _groups(stage: Stage) -> list[Group]:
+    """Return the positions of the rollouts of each group, in the order of steps."""
+    found: dict[tuple[int, tuple[int, bool]], list[int]] = {}
+    for index, place in enumerate(zip(stage.rollouts.steps, stage.rollouts.groups, strict=True)):
+        found.setdefault(place, []).append(index)
+    return [found[place] for place in sorted(found, key=lambda place: place[0])]
 
 
 def _image_count(drawn: Sequence[tuple[int, RecordedRollout]], *, stages: Sequence[Stage]) -> int:

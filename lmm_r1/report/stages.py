@@ -15,7 +15,7 @@ from lmm_r1.evaluation.page_parts import moment, percent_text
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.files.yaml_loaders import BaseLoader
 from lmm_r1.records.metrics import EvaluatedCheckpoint, FileScores
-from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, Run, Stage
+from lmm_r1.records.run_folder import ERROR_FILE, Run, Stage
 from lmm_r1.report.rollout_sample import RolloutSample
 from remote_rm.redaction import HIDDEN, hidden_settings, hidden_text, is_secret
 
@@ -166,11 +166,6 @@ def _state_notes(stage: Stage, *, name: str) -> list[str]:
             why = f"; its error is in {ERROR_FILE}" if (stage.folder / ERROR_FILE).is_file() else ""
             return [
                 f"{name} was stopped before its end; its last sign of life was at {moment(stage.last_sign_at)}{why}."
-            ]
-        case "unfinished":
-            return [
-                f"{name} has no {STAGE_FILE}: it is still running, or was stopped before its end. It was made by a version "
-                "that did not record sessions, so this is unknown."
             ]
         case "finished":
             return []

@@ -22,28 +22,9 @@ LEVELS = range(1, 6)
 # The module of each task, imported on demand, and the name of the task with its default settings there.
 TASKS = {
     "digits": "digits:TASK",
-    "message_decoding": "message_decoding:TASK",
     "sokoban": "sokoban:TASK",
     "visual_search": "visual_search:TASK",
 }
-TWINS = {
-    "bar_chart": "twins.charts:BARS",
-    "calendar": "twins.dates:CALENDAR",
-    "cards": "twins.counters:CARDS",
-    "clock": "twins.dates:CLOCK",
-    "compare": "twins.shapes:COMPARE",
-    "count": "twins.shapes:COUNT",
-    "dice": "twins.counters:DICE",
-    "function_graph": "twins.functions:FUNCTION_GRAPH",
-    "geometry": "twins.geometry:GEOMETRY",
-    "line_chart": "twins.charts:LINES",
-    "maze": "twins.mazes:MAZE",
-    "money": "twins.counters:MONEY",
-    "pie_chart": "twins.charts:PIES",
-    "relations": "twins.shapes:RELATIONS",
-}
-TASKS |= TWINS
-
 
 Parts: TypeAlias = list[dict[str, Any]]
 """The content of a message, OpenAI style: texts and images."""

@@ -35,7 +35,6 @@ class Case:
     """What the sentence names; empty where nothing is written, and the command ends well."""
     room: int = NOTHING
     """Bytes that a file may have."""
-    stdin: str = ""
     left: tuple[str, ...] = ()
     """Files that are whole, and stay."""
 
@@ -92,9 +91,7 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
         "serve_verifier": [Case(argv=("math", *port), named="--port-file port")],
         "serve_rm": [Case(argv=("--model", str(inputs.reward_model), *port), named="--port-file port")],
         "serve_chat": [Case(argv=("--help",), named="")],
-        "interactive_chat": [
-            Case(argv=("--model", model, *asked), named="chat.jsonl", stdin="hello\n/save chat.jsonl\n")
-        ],
+        "interactive_chat": [Case(argv=("--help",), named="")],
         "batch_inference": [
             Case(
                 argv=("--model", model, "--data", rows, "--output", "out.jsonl", "--eval_task", "generate"),
@@ -162,15 +159,13 @@ def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.Temp
     )
 
 
-def ended(
-    *command: str, work: Path, stdin: str = "", stdout: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
+def ended(*command: str, work: Path, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     return subprocess.run(
         command,
         cwd=work,
         env=kept | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
-        input=stdin,
+        stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
@@ -188,7 +183,6 @@ def test_a_command_that_cannot_write_ends_with_a_sentence_and_leaves_nothing_hal
         said = ended(
             *(warm_python(), "-m", "helpers.interrupted_writes", str(case.room), command, *case.argv),
             work=work,
-            stdin=case.stdin,
         )
         assert said.returncode == bool(case.named), said.stderr
         assert "Traceback" not in said.stderr

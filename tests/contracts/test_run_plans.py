@@ -71,7 +71,7 @@ def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, wi
     assert first.startswith("memory, predicted: a machine's memory ")
     assert first.endswith(" GiB of 24.0 GiB")
     # 768 tokens are the longest prompt; four responses of up to 256 fit beside it.
-    assert second == "passes of the update: 16,192 tokens; a group of 4 x 256 tokens fits into one"
+    assert second == "passes of the update: 16,192 tokens"
     # Without a GPU nothing else is chosen: it is as it always was.
     assert config == unplanned(rl_run(train__max_tokens_per_gpu=16192))
     assert (config.actor.gradient_checkpointing_enable, config.ds.zero_stage) == (False, 2)
@@ -187,7 +187,6 @@ def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint,
     main(["plan", *ahead, *one, "--vllm.num_engines", "2", "--gpu_memory_gib", "80"])
     said = capsys.readouterr().out
     assert "GPUs: 4 (actor 1, ref 1, engines 2)" in said
-    assert "rollouts made ahead (1)" in said
     # What a run refuses is refused before.
     with pytest.raises(SystemExit):
         main(["plan", *flags, *one, "--train.async_enable", "--gpu_memory_gib", "80"])

@@ -101,7 +101,6 @@ RECIPES = table("contracts/scripts", "recipes")
 # Stages whose rows a task makes, and the environment of their episodes.
 TASKS = {
     "train_visual_search.sh": ("visual_search", "crop"),
-    "train_message_decoding.sh": ("message_decoding", "tool"),
     "train_sokoban.sh": ("sokoban", "sokoban"),
 }
 

@@ -1,15 +1,14 @@
-"""Chats without a checkpoint: an engine that says what it is told to, and a screen that keeps what it is shown."""
+"""Chats without a checkpoint: an engine that says what it is told to."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import io
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fastapi.testclient import TestClient
 
 from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.conversation import ChatSampling
-from lmm_r1.chat.session import ChatSession
+from lmm_r1.chat.loop import Chat
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
@@ -17,7 +16,7 @@ from lmm_r1.generation.engine import SamplingSettings
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
 
-GREEDY = ChatSampling(temperature=0, top_p=1, max_new_tokens=16)
+GREEDY = SamplingSettings(n_samples=1, temperature=0, top_p=1, max_new_tokens=16)
 
 
 @dataclass
@@ -41,56 +40,19 @@ class ScriptedEngine:
         return answer
 
 
-@dataclass
-class KeptScreen:
-    """Keeps what is shown."""
-
-    said: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    tables: list[list[tuple[str, str]]] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def fail(self, sentence: str) -> None:
-        self.failures.append(sentence)
-
-    def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        self.tables.append(list(rows))
-
-    def answer(self, *, thinking: bool) -> "KeptScreen":
-        self.answers.append("")
-        return self
-
-    def write(self, piece: str) -> None:
-        self.answers[-1] += piece
-
-    def close(self) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def never() -> Iterator[Callable[[], bool]]:
-    yield lambda: False
-
-
 def answer(text: str, *, finish_reason: str = "stop", num_tokens: int = 4) -> Completion:
     return Completion(text=text, num_tokens=num_tokens, finish_reason=finish_reason)
 
 
-def chat(*script: Completion | str, system: str | None = None, **changes: object) -> ChatSession:
+def chat(*script: Completion | str, system: str | None = None, **changes: object) -> Chat:
     """A chat whose engine has the script; `changes` are fields of its model."""
     model = ChatModel(
         engine=ScriptedEngine(list(script)),
         name="models/tiny",
-        takes_images=True,
-        takes_videos=False,
         max_images=2,
         max_videos=0,
-        opens_thought=False,
     )
-    return ChatSession(replace(model, **changes), KeptScreen(), sampling=GREEDY, system=system, interruption=never)
+    return Chat(model=replace(model, **changes), sampling=GREEDY, out=io.StringIO(), in_terminal=False, system=system)
 
 
 @contextmanager

@@ -21,7 +21,6 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_golden.py": ("rollout_repeats", "another_record"),
     "test_gpu_check.py": (),
     "test_gradient_accumulation.py": ("offload", "fp16", "bf16-bf16", "zero_first"),
-    "test_interactive_chat.py": ("thinks_dimly", "both_backends"),
     "test_kd.py": (),
     "test_killed_episodes.py": (),
     "test_killed_runs.py": (),

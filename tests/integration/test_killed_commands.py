@@ -63,7 +63,6 @@ COMMANDS = {
     "merge": (adapter, ["--adapter", "input/adapter", "--output", "output"], "output"),
     "check_data": (rows, ["input/rows.jsonl", "--output", "output.json"], "output.json"),
     "report": (run_folder, ["input", "--output", "output.html"], "output.html"),
-    "prepare_data": (published_copy, ["mathv360k", "--source", "input", "--output", "output"], "output"),
     "make_task": (rows, ["digits", "--rows", "200", "--output", "output"], "output"),
 }
 

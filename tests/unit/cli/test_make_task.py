@@ -51,11 +51,6 @@ def test_solutions_are_appended_to_the_same_prompts(tmp_path, capsys):
     assert "wrote 6 rows of digits (mixed, test)" in capsys.readouterr().out
 
 
-def test_the_flags_bound_how_many_digits_a_row_has(tmp_path):
-    rows = make(tmp_path / "out", "--rows", "80", "--solutions", "--min_digits", "1", "--max_digits", "2")
-    assert {digits_read(row) for row in rows} == {1, 2}
-
-
 def test_the_flags_for_images_set_how_many_there_are_and_how_many_digits_they_show(tmp_path):
     flags = ("--modality", "mixed", "--rows", "12", "--solutions")
     rows = make(tmp_path / "out", *flags, "--max_image_digits", "1", "--image_share", "0.25")
@@ -131,12 +126,7 @@ def test_every_setting_of_a_task_that_is_a_plain_value_has_a_flag():
     for name in TASKS:
         for setting in fields(get_task(name)):
             if isinstance(getattr(get_task(name), setting.name), int | float | str):
-                assert setting.name in flags | {
-                    "spelled_share",
-                    "cell_px",
-                    "dot_px",
-                    "difficulty",
-                }, f"{name}.{setting.name}"
+                assert setting.name in flags | {"spelled_share"}, f"{name}.{setting.name}"
                 owners.setdefault(setting.name, []).append(name)
     assert flags - set(owners) == {"max_image_digits", "page_rows", "board_width", "board_height"}
 
@@ -205,7 +195,7 @@ def wrong(split, modality, rows, seed):
         (":wrong", [], "own.py:wrong: yield a lmm_r1.tasks.TaskRow per row, not str"),
         ("?worb=a", [], "task own.py?worb=a: rows_of has no keyword-only parameter worb; known are word"),
         ("", ["--difficulty", "2"], "own.py has options instead of a difficulty"),
-        ("", ["--scale", "2"], "--scale 2: no setting of own.py"),
+        ("", ["--boxes", "2"], "--boxes 2: no setting of own.py"),
     ],
 )
 def test_a_file_without_a_task_is_refused_with_its_line(text, flags, said, tmp_path, monkeypatch, capsys):

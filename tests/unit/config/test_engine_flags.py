@@ -101,8 +101,6 @@ def test_what_plays_no_episodes_is_told_with_what_does(command, changes, sentenc
 def test_flags_that_need_episodes_ask_for_them(tmp_path):
     said = refusal("evaluate", tmp_path, reward=("agent:solved",))
     assert said == "--reward agent:solved judges by an environment's reward; give --agent, too"
-    said = refusal("interactive_chat", tmp_path, agent_pictures=tmp_path)
-    assert said == f"--agent_pictures {tmp_path}: it is for episodes; give --agent, too"
     config = evaluate.EvaluateConfig(compare=("a", "b"), agent="crop")
     with pytest.raises(UserError, match="--compare and --agent are both given"):
         evaluate.check(config)

@@ -92,7 +92,6 @@ def test_the_terminal_tells_of_episodes(capsys):
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "Checkpoint turns images tool calls found over out of turns out of images out of tokens" in lines
     assert "base 2.25 1.25 1.25 0.75 50.0 50.0 0.0 0.0" in lines
-    assert "base 25.0 ± 25.0 50.0 ± 0.0 75.0 ± 25.0" in lines
 
 
 def test_the_page_shows_the_turns_with_their_pictures_and_obeys_none(tmp_path):

@@ -102,10 +102,3 @@ def test_what_cannot_be_told_is_always_measured(evaluation):
     for _ in range(2):
         evaluation.run({"hub": {"text": ""}})
         assert evaluation.asked == [("hub", ("text",))]
-
-
-def test_responses_of_an_earlier_version_are_measured_again(evaluation):
-    evaluation.run(BOTH)
-    evaluation.output.with_name("scores.measured.json").unlink()
-    evaluation.run(BOTH)
-    assert len(evaluation.asked) == 2

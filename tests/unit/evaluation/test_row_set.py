@@ -48,11 +48,6 @@ def test_what_the_user_chose_holds_for_both(rows):
     assert file_set(rows, n_samples=6, ks=(6, 1, 6)).file.ks == (1, 6)
 
 
-def test_a_k_beyond_the_samples_is_refused(rows):
-    with pytest.raises(UserError, match="--k 8: superclevr_200 has 4 samples per row, so k must be from 1 to 4"):
-        suite_set(rows, n_samples=4, ks=(1, 8))
-
-
 def test_a_suite_of_another_size_and_samples_that_are_alike_are_noted(rows):
     assert suite_set(rows).notes == ("suite superclevr_200: 3 rows were found, but the benchmark has 200",)
     assert file_set(rows, n_samples=2).notes == (

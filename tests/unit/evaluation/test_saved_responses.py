@@ -8,7 +8,7 @@ from helpers.tables import table
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.rows import saved_checkpoints, saved_files
-from lmm_r1.records.responses import VerifierVerdict, read_responses, write_responses
+from lmm_r1.records.responses import VerifierVerdict, write_responses
 
 BOTH = {"math": VerifierVerdict(score=1.0, parts={}), "exact": VerifierVerdict(score=0.0, parts={})}
 
@@ -86,12 +86,3 @@ def test_rows_are_found_again_for_their_images_where_they_lie_with_the_same_ques
     assert list(file.rows) == [0]
     assert images_of(file.rows[0].messages)[0].source == str(tmp_path / "a.png")
     assert [one.images for one in checkpoint.files["held_out"]] == [1, 1, 1]
-
-
-def test_responses_of_earlier_versions_have_no_count_of_images(tmp_path):
-    path = tmp_path / "old.responses.jsonl"
-    write_responses(path, [judged()], append=False)
-    record = json.loads(path.read_text())
-    del record["images"]
-    path.write_text(json.dumps(record) + "\n")
-    assert read_responses(path)[0].images == 0

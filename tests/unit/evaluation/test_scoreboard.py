@@ -83,13 +83,6 @@ def test_the_record_tells_how_files_were_measured_and_what_was_left_out():
     assert (comparison["better_rows"], comparison["worse_rows"]) == (1, 0)
 
 
-def test_the_best_checkpoint_is_marked_unless_all_are_equal():
-    whole = board()
-    (file,) = whole.files
-    assert whole.best(whole.scores(file), verifier="math") == {"grpo"}
-    assert whole.best(whole.scores(file, datasource="words"), verifier="math") == set()
-
-
 def test_the_terminal_gets_a_table_per_file_with_its_data_sources(capsys):
     print_board(board())
     printed = capsys.readouterr().out
@@ -107,12 +100,6 @@ def test_more_than_two_samples_vote():
     heads = re.findall('data-head="(majority@.)"', build_page(board(files=files, checkpoints=shown)))
     assert heads == ["majority@4"]
     assert "Most of k" not in build_page(board())
-
-
-def test_names_in_brackets_are_no_markup(capsys):
-    shown = [CheckpointResponses(name="[red]x", path="m", files={"held_out": judged_rows([[True, True]])})]
-    print_board(board(checkpoints=shown, baseline="[red]x"))
-    assert "[red]x" in capsys.readouterr().out
 
 
 def test_the_page_stands_alone_and_shows_what_was_found():
@@ -159,22 +146,6 @@ def test_long_responses_lose_their_middle_and_keep_their_answer():
     assert len(page) < 40_000
     assert re.search(r"\[[\d,]+ characters left out\]", page)
     assert '&lt;answer&gt;</span>42<span class="tag">&lt;/answer&gt;' in page
-
-
-def test_what_nobody_counted_is_shown_as_unknown(capsys):
-    """A server may count no tokens, and files of earlier versions may not say how a response ended."""
-    unknown = judged_rows([[True], [False]], response_tokens=None, finish_reason="unknown")
-    counted = judged(index=2, row="rows.jsonl line 3", finish_reason="length")
-    for responses, expected in ((unknown, (None, None)), ([*unknown, counted], (10.0, 1.0))):
-        files = [MeasuredFile(name="held_out", source="rows.jsonl", verifiers=("math",), ks=(1,))]
-        checkpoints = [CheckpointResponses(name="base", path="m0", files={"held_out": responses})]
-        found = board(files=files, checkpoints=checkpoints)
-        scores = board_record(found)["checkpoints"][0]["files"]["held_out"]
-        assert (scores["mean_response_tokens"], scores["truncated_rate"]) == expected
-        assert scores["rows"] == len(responses)
-        print_board(found)
-        assert ("\N{EN DASH}" in capsys.readouterr().out) == (expected[0] is None)
-        assert "None tokens" not in build_page(found, written_at=AT)
 
 
 def pictured(**changes: object) -> Board:

@@ -6,7 +6,6 @@ from helpers.run_folders import judged, judged_rows
 
 from lmm_r1.evaluation.scores import (
     Ballot,
-    by_datasource,
     clustered_mean,
     majority_at_k,
     majority_is_right,
@@ -55,12 +54,6 @@ def test_every_verifier_has_its_own_scores():
     assert scores["choice"].timed_out == 2
 
 
-def test_responses_are_parted_by_their_data_source():
-    responses = [*judged_rows([[True], [True]]), judged(False, index=2, datasource="words")]
-    sources = by_datasource(responses)
-    assert sources == {"sums": responses[:2], "words": responses[2:]}
-
-
 @pytest.mark.parametrize(
     ("samples", "right", "k", "expected"),
     [
@@ -75,16 +68,6 @@ def test_responses_are_parted_by_their_data_source():
 def test_it_is_the_share_of_subsets_with_a_right_sample(samples, right, k, expected):
     assert expected == 1 - Fraction(math.comb(samples - right, k), math.comb(samples, k))
     assert pass_at_k(samples=samples, right=right, k=k) == pytest.approx(float(expected), abs=1e-15)
-
-
-def test_binomials_beyond_any_float_are_no_trouble():
-    assert pass_at_k(samples=10_000, right=1, k=5_000) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("samples", "right", "k"), [(4, 2, 5), (4, 2, 0), (4, 5, 2)])
-def test_what_cannot_be_told_is_refused(samples, right, k):
-    with pytest.raises(ValueError, match=f"pass@{k} cannot be computed from {samples} samples of which {right}"):
-        pass_at_k(samples=samples, right=right, k=k)
 
 
 RIGHT, WRONG, OTHER = Ballot(vote="4", right=True), Ballot(vote="5", right=False), Ballot(vote="6", right=False)
@@ -114,11 +97,6 @@ def test_samples_are_cut_into_groups_of_k():
     assert majority_at_k(rows, k=5).mean == 0.5
 
 
-def test_more_samples_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="majority@3 cannot be computed from 2 samples"):
-        majority_at_k([[RIGHT] * 4, [RIGHT] * 2], k=3)
-
-
 def test_equal_answers_vote_alike():
     half = {vote_of(text, verifier="math") for text in (r"So \boxed{\dfrac12}", r"<answer>$\frac{1}{2}$</answer>")}
     assert len(half) == 1
@@ -128,11 +106,6 @@ def test_equal_answers_vote_alike():
 def test_a_choice_votes_by_its_letter():
     votes = {vote_of(text, verifier="choice") for text in ("<answer>(b)</answer>", "<answer>B. 12 cm</answer>")}
     assert votes == {"B"}
-
-
-def test_no_answer_is_no_vote():
-    assert vote_of("<think>I wonder", verifier="math") is None
-    assert vote_of("<answer> </answer>", verifier="math") is None
 
 
 def test_samples_of_one_row_do_not_count_as_independent():
@@ -145,12 +118,6 @@ def test_samples_of_one_row_do_not_count_as_independent():
 def test_one_sample_per_row_gives_the_usual_standard_error():
     # Variance of 1, 0, 0, 0 around 1/4: (9/16 + 3/16) / 3 = 1/4.
     assert clustered_mean([[1], [0], [0], [0]]).standard_error == pytest.approx(math.sqrt(1 / 4 / 4))
-
-
-def test_rows_with_more_samples_weigh_more():
-    estimate = clustered_mean([[1], [0, 0, 0]])
-    # Deviations add up to 3/4 and -3/4; sqrt(2 * 9/16 * 2/1) / 4 = 1.5 / 4.
-    assert (estimate.mean, estimate.standard_error) == (0.25, pytest.approx(0.375))
 
 
 def test_a_single_row_has_no_standard_error():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.prepare_data import main as prepare_data
@@ -124,13 +123,6 @@ def own_recipe(folder: Path, **changes: object) -> str:
     }
     (folder / "own.yaml").write_text(yaml.safe_dump(recipe | changes))
     return str(folder / "own.yaml")
-
-
-@pytest.mark.parametrize(("changes", "sentence"), table("evaluation/suites", "test_a_recipe_that_is_wrong_says_where"))
-def test_a_recipe_that_is_wrong_says_where(changes, sentence, tmp_path):
-    with pytest.raises(UserError) as refused:
-        get_suite(own_recipe(tmp_path, **changes))
-    assert sentence in str(refused.value)
 
 
 def test_unknown_names_and_files_are_told():

@@ -53,7 +53,6 @@ def replanned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> Plan:
         pass_tokens=tokens,
         fitting_tokens=fitting,
         longest=2048,
-        group=None,
         engine_share=0.25,
         log_prob_tokens=20480,
     )

@@ -9,7 +9,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
 from lmm_r1.planning.pass_memory import ModelSize, TrainedStates
-from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, summary
+from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, summary
 from lmm_r1.planning.remedies import refuse_excess
 
 SIZE = ModelSize(
@@ -44,7 +44,6 @@ def plan(device: Device = SHARED, *, gpu: int = 80, host: int = 64) -> Plan:
         pass_tokens=4096,
         fitting_tokens=8192,
         longest=2048,
-        group=GroupLimit(samples=8, response=384),
     )
 
 
@@ -90,11 +89,6 @@ def test_passes_of_the_reference_during_generation_take_their_memory_from_the_en
     assert apart.ahead == 0
 
 
-def test_a_model_that_sleeps_holds_its_weights_alone():
-    assert replace(POLICY, sleeps=True).idle == 3 * GIB
-    assert replace(POLICY, sleeps=True).busy() == POLICY.busy()
-
-
 def test_tokens_that_fit_are_what_is_left_beside_the_others():
     # 60 are usable: 3 of the reference model, 2 of the engine, 1 + 18 + 1 of the policy leave 35, a GiB of it the pass's own.
     assert SHARED.room(POLICY, usable=60 * GIB) == 35 * GIB
@@ -116,7 +110,7 @@ def test_a_plan_is_told_in_two_lines():
     assert first == (
         "memory, predicted: each GPU 52.0 GiB of 80.0 GiB (generation); a machine's memory 5.0 GiB of 64.0 GiB"
     )
-    assert second == "passes of the update: 4,096 tokens; a group of 8 x 384 tokens fits into one"
+    assert second == "passes of the update: 4,096 tokens"
 
 
 def test_what_is_too_small_is_named_with_what_it_would_hold():
@@ -156,31 +150,11 @@ def test_a_run_that_cannot_fit_is_told_the_cheapest_flags_that_make_it_fit():
     refuse_excess(config, plan(), replan=replan)
 
 
-def test_what_is_left_next_to_the_models_is_the_engines():
-    # Idle: 19 of the policy, 3 of the reference; a pass of 4,096 tokens takes 6 more, a bucket 1.
-    assert SHARED.beside_engine(usable=60 * GIB, sleeps=True, tokens=4096) == (60 - 22 - 1) * GIB
-    assert SHARED.beside_engine(usable=60 * GIB, sleeps=False, tokens=4096) == (60 - 22 - 6) * GIB
-
-
 def test_a_pass_with_some_layers_computed_again_takes_its_share_of_both_and_the_images_of_the_second():
     every = PassEstimate(floor=GIB, base=2 * GIB, per_token=GIB / 8192, per_image=5, image_tokens=0)
     some = PASSES.between(every, share=0.25)
     assert (some.floor, some.base, some.per_token) == (GIB, 1.25 * GIB, (0.75 / 1024 + 0.25 / 8192) * GIB)
     assert some.per_image == 5
-
-
-def test_a_run_whose_rollouts_made_ahead_do_not_fit_is_told_to_make_fewer():
-    config = dotted.replace(PPOConfig(), {"train.async_enable": True, "train.async_queue_size": 4})
-
-    def replan(changed: PPOConfig) -> Plan:
-        ahead = Phase(name="rollouts made ahead", size=10 * GIB * changed.train.async_queue_size)
-        return replace(plan(host=44), host=[*plan().host, ahead])
-
-    # 3 + 2 of workers and engines, and 40 of rollouts.
-    with pytest.raises(
-        UserError, match=r"memory would hold 45.0 GiB of 44.0 GiB. It fits with --train.async_queue_size 1\n"
-    ):
-        refuse_excess(config, replan(config), replan=replan)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +185,3 @@ def test_what_harms_least_is_tried_first_and_what_is_not_needed_is_left_out(gpu,
     if gpu == 36:
         first, *_, last = caught.value.lines
         assert (first[:32], last) == ("--actor.freeze_visual_encoder: T", "run 3")
-
-
-def test_a_short_pass_takes_what_the_shortest_one_does():
-    passes = replace(PASSES, floor=3 * GIB)
-    assert [passes.pass_bytes(tokens) // GIB for tokens in (256, 2048, 4096)] == [3, 3, 5]
-    assert passes.tokens(3 * GIB - 1, step=256) == 0, "no pass is that small"
-    assert passes.tokens(3 * GIB, step=256) == 2048

@@ -59,12 +59,6 @@ def test_without_sharing_one_rank_has_all_of_it():
     assert trained_states(WHOLE, replace(EIGHT, stage=0)) == states, "ranks change nothing"
 
 
-def test_adapters_cost_what_is_trained():
-    adapters = replace(WHOLE, trained=10**8, trained_bytes=2 * 10**8, largest_trained=10**6, matrices=10**8)
-    states = trained_states(adapters, replace(EIGHT, stage=2, ranks=1))
-    assert states.steady == 6_400_000_000 + 16 * 10**8
-
-
 def test_moments_in_8_bits_take_a_quarter():
     states = trained_states(WHOLE, replace(EIGHT, moment_bytes=1))
     assert states.moments == 800_000_000
@@ -80,12 +74,6 @@ def test_weights_in_4_bits_take_half_a_byte_and_their_scales_and_the_largest_is_
     size = replace(WHOLE, weight_bytes=100_000).in_4bit(weights)
     assert size.weight_bytes == 100_000 - 32_768 - 16_384 + 8_452 + (4_096 + 128 + 4) + 32_768
     assert size.read_bytes == 100_000
-
-
-def test_the_peak_is_that_of_the_larger_of_pass_and_step():
-    states = trained_states(WHOLE, replace(EIGHT, stage=2, ranks=1))
-    assert states.peak(10**12) == states.steady + states.backward + 10**12
-    assert states.peak(0) == states.steady + max(states.backward, states.after_backward, states.step)
 
 
 def test_without_a_gpu_gradients_take_memory_as_they_come_and_the_optimizer_makes_temporaries():

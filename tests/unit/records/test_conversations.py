@@ -1,6 +1,5 @@
 """Turns of episodes in a run folder: what is written is what is read, and what is malformed is named."""
 
-import json
 from dataclasses import asdict
 
 import pytest
@@ -11,7 +10,7 @@ from PIL import Image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
 from lmm_r1.errors import UserError
-from lmm_r1.records.rollouts import RecordedPart, keep_turns, read_rollouts, read_turns, turn_record
+from lmm_r1.records.rollouts import RecordedPart, keep_turns, read_rollouts, turn_record
 
 CUT = Cut(picture=1, name="observation_1", box=(2, 0, 6, 5), size=(8, 6), keypoint=(4.5, 2.0))
 RECORD = {"picture": 1, "name": "observation_1", "box": [2, 0, 6, 5], "size": [8, 6], "keypoint": [4.5, 2.0]}
@@ -48,7 +47,10 @@ def test_turns_are_written_with_pictures_boxes_calls_and_rewards_and_read_again(
         },
     ]
     assert Image.open(tmp_path / first).tobytes() == picture(8, 6).tobytes()
-    assert read_turns(json.loads(json.dumps(records)), place="line 1") == turns
+    write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, said=records, end="over"), rollout(step=1)])
+    played, single = read_rollouts(tmp_path / "rollouts.jsonl").read([0, 1])
+    assert (played.said, played.end) == (turns, "over")
+    assert (single.said, single.end) == ((), None)
 
 
 def test_marks_that_are_not_of_the_pictures_stay_text(tmp_path):
@@ -57,15 +59,6 @@ def test_marks_that_are_not_of_the_pictures_stay_text(tmp_path):
     assert [part.kind for part in shown.parts] == ["text", "image"]
     assert shown.parts[0].value == "write <image>: <image>"
     assert lost.parts == (RecordedPart(kind="text", value="see <image>"),)
-
-
-def test_turns_of_earlier_versions_are_pairs_of_role_and_text(tmp_path):
-    said = [["assistant", "crop"], ["user", "see <image>"], ["assistant", "4"]]
-    write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, said=said, end="over"), rollout(step=1)])
-    old, single = read_rollouts(tmp_path / "rollouts.jsonl").read([0, 1])
-    assert [(turn.role, turn.parts[0].value, turn.calls) for turn in old.said] == [(*turn, ()) for turn in said]
-    assert (old.end, old.masked, old.counts) == ("over", False, {})
-    assert (single.said, single.end) == ((), None)
 
 
 def turn(**fields):
@@ -79,24 +72,17 @@ def image(**fields):
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        ("hello", "said must be a list of turns, found 'hello'"),
-        ([["user"]], "turn 1: a turn must be an object with role and content, found ['user']"),
-        ([["user", 3]], "turn 1: a turn must be an object"),
-        ([*turn(), {"content": "?"}], "turn 2: role must be a string, found nothing"),
-        (turn(calls="none"), "turn 1: calls must be a list of objects, found 'none'"),
-        (
-            turn(calls=[{"tool": "crop", "outcome": "lost", "problem": ""}]),
-            "one of done, malformed, failed, found 'lost'",
-        ),
-        (turn(rewards=[1]), "turn 1: rewards must be an object of numbers by name, found [1]"),
-        (turn(rewards={"step": "1"}), "turn 1, rewards: step must be a number, found '1'"),
-        (image(box=[2, 0, 6]), "turn 1: box must be a list of 4 whole numbers, at least 0, found [2, 0, 6]"),
-        (image(box=[2, 0, 6, -5]), "turn 1: box must be a list of 4 whole numbers, at least 0"),
-        (image(box=[6, 0, 2, 5]), "turn 1: the box [6, 0, 2, 5] is not inside a picture of 8 x 6 pixels"),
-        (image(box=[2, 0, 9, 5]), "turn 1: the box [2, 0, 9, 5] is not inside a picture of 8 x 6 pixels"),
-        (image(picture=-1), "turn 1: picture must be an integer, at least 0, found -1"),
-        (image(keypoint=[1, float("nan")]), "turn 1: keypoint must be a list of two numbers"),
-        (turn(content=[{"type": "image", "image": "a.png", "cut": 3}]), "turn 1: cut must be an object with picture"),
+        ("hello", "said: Input should be a valid tuple, found 'hello'"),
+        ([["user"]], "said.0: Input should be a dictionary"),
+        ([*turn(), {"content": "?"}], "said.1.role: Field required"),
+        (turn(calls="none"), "said.0.calls: Input should be a valid tuple, found 'none'"),
+        (turn(calls=[{"tool": "crop", "outcome": "lost"}]), "said.0.calls.0.outcome: Input should be 'done'"),
+        (turn(rewards={"step": "1"}), "said.0.rewards.step: Value error, must be a number, found '1'"),
+        (image(box=[2, 0, 6]), "said.0.parts.0.cut.box.3: Field required"),
+        (image(box=[6, 0, 2, 5]), "the box (6, 0, 2, 5) is not inside a picture of 8 x 6 pixels"),
+        (image(box=[2, 0, 9, 5]), "the box (2, 0, 9, 5) is not inside a picture of 8 x 6 pixels"),
+        (image(picture=-1), "picture and keypoint must be numbers, at least 0 and finite"),
+        (image(keypoint=[1, float("nan")]), "picture and keypoint must be numbers, at least 0 and finite"),
     ],
 )
 def test_malformed_turns_are_named_with_file_line_and_turn(tmp_path, said, complaint):

@@ -1,5 +1,4 @@
 import json
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -120,27 +119,11 @@ def test_a_stage_that_goes_on_from_an_earlier_step_makes_the_later_records_again
     assert made[0]["seconds"] == pytest.approx(55.0, abs=5)
 
 
-def test_records_that_are_all_kept_are_not_written_again(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 40.0}\n')
-    before = (tmp_path / "metrics.jsonl").stat()
-    folder = opened(tmp_path)
-    folder.resume(1)
-    assert (tmp_path / "metrics.jsonl").stat().st_ino == before.st_ino
-    assert not (tmp_path / "rollouts.jsonl").exists()
-
-
 def test_a_line_of_no_step_is_a_user_error_with_its_number(tmp_path):
     (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n{"group": 1}\n{"step": 3}\n')
     folder = opened(tmp_path)
     with pytest.raises(UserError, match="rollouts.jsonl, line 2: not a record of a step"):
         folder.resume(1)
-
-
-def test_a_stage_killed_in_its_first_line_starts_from_zero(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1')
-    folder = opened(tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    assert folder.started == pytest.approx(time.time(), abs=5)
 
 
 @pytest.mark.parametrize("line", ['{"step": 3}', "[1]", "seconds: 3", '{"step": 1, "seconds": null}'])
@@ -179,12 +162,3 @@ def test_the_time_that_is_left_follows_from_the_steps_behind_the_first_of_a_sess
     folder.metrics(6, {})
     assert folder.time_left(6, total=10) == "  0:03:00 left", "45 s for each of four"
     assert folder.time_left(10, total=10) == ""
-
-
-def test_the_end_says_how_long_it_took_and_where_the_model_is(tmp_path, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("lmm_r1.records.run_folder.time.time", lambda: now[0])
-    folder = RunFolder(path=tmp_path / "run", name="fre", kind="rl", started=1000.0)
-    folder.open("")
-    now[0] += 3725.4
-    assert folder.finish(steps=12) == f"fre: 12 steps in 1:02:05; the model is in {tmp_path / 'run'}"

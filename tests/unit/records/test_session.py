@@ -143,19 +143,6 @@ def test_a_finished_stage_keeps_no_session_and_began_with_its_first(tmp_path):
     assert stage.seconds == pytest.approx(100, abs=5), "the break between the sessions is no training"
 
 
-def test_a_stage_that_loads_its_model_runs_though_it_has_no_metrics(tmp_path):
-    with opened(tmp_path / "fre").session():
-        (stage,) = read_run(tmp_path).stages
-        assert (stage.state, stage.steps, stage.seconds) == ("running", 0, 0.0)
-
-
-def test_records_that_are_cleared_take_the_first_start_with_them(tmp_path):
-    with pytest.raises(KeyboardInterrupt), opened(tmp_path).session():
-        raise KeyboardInterrupt
-    RunFolder(path=tmp_path, name="fre", kind="rl").clear_records()
-    assert read_session(tmp_path) is None
-
-
 def test_what_ended_a_session_is_told_though_nothing_can_be_written_any_more(tmp_path, monkeypatch):
     folder = opened(tmp_path)
 

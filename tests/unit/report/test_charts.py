@@ -1,13 +1,11 @@
 import json
-from datetime import datetime
 
 import pytest
-from helpers.tables import table
 
-from lmm_r1.evaluation.page_parts import duration, moment, number, percent, points
+from lmm_r1.evaluation.page_parts import duration, number, percent, points
 from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.charts import BOTTOM, TOP, difference_interval, line_chart, nice_axis, wilson_interval
-from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
+from lmm_r1.report.curves import moving_average, other_panels, panels, thinned
 
 
 def log(**series):
@@ -30,20 +28,9 @@ def test_an_axis_ends_at_round_numbers_and_its_ticks_carry_no_rounding_error():
     assert [tick.place for tick in axis.ticks(number)] == [100.0, 75.0, 50.0, 25.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"), table("report/charts", "test_axes_of_every_size_have_a_handful_of_round_ticks")
-)
-def test_axes_of_every_size_have_a_handful_of_round_ticks(low, high, expected):
-    assert labels(nice_axis(low, high, start=0, end=100)) == expected
-
-
 def test_a_moving_average_is_centred_cut_off_at_the_ends_and_passes_over_gaps():
     averaged = moving_average([(1, 1.0), (2, 4.0), (3, None), (4, 6.0), (5, 8.0)], window=3)
     assert averaged == [(1, 2.5), (2, 2.5), (3, 5.0), (4, 7.0), (5, 7.0)]
-
-
-def test_short_lines_are_not_smoothed_and_long_ones_over_an_odd_window():
-    assert [smoothing_window(count) for count in (15, 16, 40, 150, 400)] == [1, 5, 5, 13, 33]
 
 
 def test_a_long_line_is_thinned_to_means_of_neighbours():
@@ -56,12 +43,6 @@ def test_metrics_that_belong_together_share_a_panel_and_unknown_ones_stand_alone
     shown = {panel.spec.title: [line.name for line in panel.lines] for panel in panels(metrics)}
     assert shown == {"Accuracy and format": ["accuracy", "format"], "Time per phase": ["broadcast", "generation"]}
     assert [panel.spec.title for panel in other_panels(metrics)] == ["odd"]
-
-
-def test_a_seventh_phase_gets_a_chart_of_its_own():
-    metrics = log(**{f"timing/{name}": [float(at)] for at, name in enumerate("abcdefg")})
-    assert [line.name for line in panels(metrics)[0].lines] == ["g", "f", "e", "d", "c", "b"]
-    assert [panel.spec.title for panel in other_panels(metrics)] == ["timing/a"]
 
 
 def test_the_weights_of_reward_parts_are_drawn_together():
@@ -102,25 +83,6 @@ def test_held_out_shares_of_a_run_are_drawn_together_by_their_data_source():
     assert [line.name for line in panel.lines] == ["geo, pass@1", "geo, pass@4"]
 
 
-@pytest.mark.parametrize(
-    ("metric", "expected"),
-    [("over_turn", ["0%", "25%", "50%", "75%", "100%"]), ("turns", ["0", "0.25", "0.5", "0.75", "1"])],
-)
-def test_what_is_never_below_zero_has_no_axis_below_it_where_all_is_zero(metric, expected):
-    chart = line_chart(panels(log(**{metric: [0.0, 0.0]}))[0])
-    assert [tick.label for tick in chart.y_ticks] == expected
-
-
-def test_a_share_outside_zero_and_one_is_drawn_as_a_plain_number():
-    chart = line_chart(panels(log(accuracy=[-1.0, 3.0]))[0])
-    assert [tick.label for tick in chart.y_ticks] == ["−1", "0", "1", "2", "3"]
-
-
-def test_a_metric_that_was_never_finite_still_draws():
-    chart = line_chart(panels(log(kl=[None, None]))[0])
-    assert (chart.lines[0].raw, chart.lines[0].last) == ("", "–")
-
-
 def test_the_wilson_interval_of_eight_in_ten():
     low, high = wilson_interval(0.8, count=10)
     assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
@@ -150,8 +112,3 @@ def test_numbers_spans_and_changes_read_well():
     assert spans == ["41.2 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "1 h 04 min"]
     assert [points(change) for change in (0.241, -0.05, 0.0, None)] == ["+24.1", "−5.0", "0.0", ""]
     assert percent(0.5344) == "53.4\N{NO-BREAK SPACE}%"
-
-
-def test_a_moment_is_shown_in_its_own_zone():
-    assert moment(datetime.fromisoformat("2026-01-31T12:05:00+00:00")) == "2026-01-31 12:05 UTC"
-    assert moment(datetime.fromisoformat("2026-01-31T12:05:00+02:00")) == "2026-01-31 12:05 UTC+0200"

@@ -111,15 +111,6 @@ def test_differences_are_to_the_same_stage_of_the_first_run(tmp_path):
     assert not mgt[1].cells[0].is_clear
 
 
-def test_a_stage_that_was_not_evaluated_has_no_difference(tmp_path):
-    runs = [
-        write_run(tmp_path / "first", stages=["fre"]),
-        write_run(tmp_path / "second", stages=["fre"], accuracies=[0.5]),
-    ]
-    rows = [row for match in match_stages(runs) for row in compared_rows(match, files=["text"])]
-    assert [(row.cells[0].scores is None, row.cells[0].difference) for row in rows] == [(True, None), (False, None)]
-
-
 def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_path):
     runs = [
         write_run(tmp_path / "first", stages=["fre"], reward=1.0, accuracy=0.5),
@@ -137,12 +128,6 @@ def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_pa
     assert [(line.name, line.color, line.dash) for line in single.panels[0].lines] == [
         ("third: mgt", 3, 0), ("third: later", 3, 1),
     ]  # fmt: skip
-
-
-def test_the_ninth_run_has_the_first_colour_with_dashes(tmp_path):
-    runs = [write_run(tmp_path / str(number), stages=["fre"], reward=1.0) for number in range(9)]
-    (drawn,) = overlays(match_stages(runs), names=[str(number) for number in range(9)])
-    assert [(line.color, line.dash) for line in drawn.panels[0].lines][-2:] == [(8, 0), (1, 1)]
 
 
 def test_only_settings_that_differ_are_listed_and_no_credential(tmp_path):

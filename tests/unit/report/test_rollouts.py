@@ -8,7 +8,7 @@ from helpers.tables import table
 
 from lmm_r1.evaluation.page_parts import ImageError, data_uri
 from lmm_r1.records.run_folder import read_run
-from lmm_r1.report.rollout_sample import InlineImages, Series, evenly, sample_rollouts, spread, verdict
+from lmm_r1.report.rollout_sample import InlineImages, Series, sample_rollouts, verdict
 
 
 def png(width, height, *, noise=False):
@@ -32,20 +32,6 @@ def parts_of(sample, record):
     return [part for message in sample.prompts[record["prompt"]] for part in message["parts"]]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "limit", "quotas"), table("report/rollouts", "places_are_shared_as_equally_as_the_sizes_allow")
-)
-def test_places_are_shared_as_equally_as_the_sizes_allow(sizes, limit, quotas):
-    assert spread(sizes, limit=limit) == quotas
-
-
-def test_even_places_are_different_and_reach_both_ends():
-    assert evenly(8, count=3) == [0, 4, 7]
-    assert evenly(8, count=1) == [0]
-    assert evenly(5, count=0) == []
-    assert all(len(set(evenly(size, count=count))) == count for size in range(1, 40) for count in range(size + 1))
-
-
 def test_a_sample_is_spread_over_the_steps_of_all_stages(tmp_path):
     for hour, name in ((9, "fre"), (10, "mgt")):
         write_stage(tmp_path / name, name=name, steps=3, seconds=1.0, hour=hour)
@@ -53,9 +39,8 @@ def test_a_sample_is_spread_over_the_steps_of_all_stages(tmp_path):
         write_lines(tmp_path / name / "rollouts.jsonl", lines)
     sample = sample_of(tmp_path, limit=12)
     assert sample.total == 60
-    assert [(record["series"], record["step"], record["group"]) for record in sample.rollouts] == [
-        (series, step, group) for series in (0, 1) for step in (1, 2, 3) for group in (0, 9)
-    ]
+    found = [(record["series"], record["step"]) for record in sample.rollouts]
+    assert found == [(series, step) for series in (0, 1) for step in (1, 2, 3) for _ in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -63,11 +48,11 @@ def test_a_sample_is_spread_over_the_steps_of_all_stages(tmp_path):
     [
         (0, []),
         # Not even one group has room: parts of groups.
-        (3, [(1, 0), (2, 0), (3, 0)]),
+        (3, [(1, 0), (2, 1), (3, 1)]),
         (4, [(1, 0)]),
         # Two groups; a third would be 12.
-        (11, [(1, 0), (3, 0)]),
-        (12, [(1, 0), (2, 0), (3, 0)]),
+        (11, [(1, 0), (3, 1)]),
+        (12, [(1, 0), (2, 0), (3, 1)]),
         (23, [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]),
         (24, [(step, group) for step in (1, 2, 3) for group in (0, 1)]),
     ],

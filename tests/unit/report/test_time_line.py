@@ -1,6 +1,5 @@
 from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.charts import MAX_STEPS, TIME_LEFT, TIME_RIGHT, time_line
-from lmm_r1.report.curves import other_panels, panels
 
 
 def row(step: int, *, generation: tuple[float, float], update: tuple[float, float]) -> MetricRow:
@@ -43,8 +42,3 @@ def test_the_last_steps_are_drawn_and_those_without_their_moments_left_out():
     rows.insert(20, MetricRow(step=100, seconds=None, values={"eval_digits_pass1": 0.5}))
     drawn = time_line(MetricLog(rows=tuple(rows)))
     assert sorted({bar.step for bar in drawn.bars}) == list(range(40 - MAX_STEPS, 40))
-
-
-def test_moments_have_no_curves():
-    metrics = MetricLog(rows=ROWS)
-    assert [panel.spec.title for panel in (*panels(metrics), *other_panels(metrics))] == ["Reward"]

@@ -43,11 +43,6 @@ def test_counts_stand_apart_from_the_parts_of_the_reward_and_the_end_is_in_words
     assert "Tool calls" in page.text
 
 
-def test_an_end_that_is_not_known_is_shown_as_it_is(tmp_path):
-    (record,) = page_of(tmp_path, cropped(tmp_path, end="eclipsed")).data["rollouts"]
-    assert (record["ended"], record["why_ended"]) == ("eclipsed", "")
-
-
 def test_a_picture_that_is_gone_says_so_and_keeps_its_box(tmp_path):
     line = cropped(tmp_path)
     (tmp_path / "images" / "part.png").unlink()
@@ -71,8 +66,3 @@ def test_what_a_model_or_a_tool_wrote_in_a_turn_cannot_become_markup(tmp_path):
     (record,) = page.data["rollouts"]
     assert record["said"][0]["calls"] == [call]
     assert record["said"][1]["parts"][0]["missing"].endswith("file not found")
-
-
-def test_a_rollout_without_turns_has_none_of_it(tmp_path):
-    (record,) = page_of(tmp_path, cropped(tmp_path, said=[], end=None, counts={})).data["rollouts"]
-    assert (record["said"], record["ended"], record["counted"]) == ([], None, [])

