@@ -61,6 +61,6 @@ def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_e
     (events,) = (run / "tensorboard").iterdir()
     assert logged == of_tensorboard(events)["train/loss"]
     if "wandb" in TRACKERS:
-        assert {row["_step"]: pytest.approx(row["train/loss"], abs=1e-4) for row in of_wandb(run)} == dict(
-            (line["step"], line["loss"]) for line in lines
-        )
+        assert {row["_step"]: pytest.approx(row["train/loss"], abs=1e-4) for row in of_wandb(run)} == {
+            line["step"]: line["loss"] for line in lines
+        }
