@@ -20,7 +20,6 @@ NOT_YET_RENAMED = {
     "Phi3VForCausalLM",
     "Phi3VImageEmbedding",
     "Plan",
-    "_Lines",
 }
 """Names that still have several classes. Remove a name when its classes are renamed; never add one."""
 
