@@ -221,7 +221,8 @@ def build_board(
     for file in files:
         answered = {one.name: one for one in checkpoints if file.name in one.files}
         # The same limit for all of them, so that they fit one table.
-        turns = max((_most_turns(one.files[file.name]) for one in answered.values()), default=0)
+        episodes = (said.episode for one in answered.values() for said in one.files[file.name])
+        turns = max((episode.turns for episode in episodes if episode is not None), default=0)
         scored = partial(summarize, verifiers=file.verifiers, ks=file.ks, most_turns=turns)
         for name, one in answered.items():
             cells[name, file.name] = Cell(
@@ -245,10 +246,6 @@ def build_board(
         comparisons=comparisons,
         settings=settings,
     )
-
-
-def _most_turns(responses: Sequence[JudgedResponse]) -> int:
-    return max((response.episode.turns for response in responses if response.episode is not None), default=0)
 
 
 def board_record(board: Board) -> Record:

@@ -160,15 +160,11 @@ def number(value: float | None) -> str:
     elif size >= 9_995:
         text = f"{size / 1e3:.3g}k"
     elif size < 1e-3:
-        text = _scientific(size)
+        mantissa, exponent = f"{size:.1e}".split("e")
+        text = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     else:
         text = f"{size:.4g}" if size >= 1000 else f"{size:.3g}"
     return f"{MINUS}{text}" if value < 0 else text
-
-
-def _scientific(size: float) -> str:
-    mantissa, exponent = f"{size:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def duration(seconds: float | None) -> str:

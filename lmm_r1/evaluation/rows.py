@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -149,43 +149,52 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
     read = read_row_file(path, max_rows=choices.max_rows, reading=reading, answer_required=judged, bad_rows="skip")
     rows, unusable = _usable(read.rows, path=path)
     skipped = sorted([*read.skipped, *unusable], key=lambda row: row.index)
-    sampling = _chosen(SuiteSampling(), choices)
-    file = MeasuredFile(
-        name=name,
-        source=path,
-        verifiers=columns_of(verifiers),
-        ks=_ks(choices.ks, n_samples=sampling.n_samples, name=name),
-        sampling=sampling.model_dump(),
-        skipped=tuple(skipped),
-        rows=rows,
-    )
-    return RowSet(
-        file=file,
-        rows=rows,
-        sampling=sampling,
-        notes=tuple(_alike(sampling, name=name)),
-        summary=read.summary_as_prompts,
-    )
+    made = _row_set(name, path, rows, skipped, verifiers=verifiers, sampling=SuiteSampling(), choices=choices)
+    return replace(made, summary=read.summary_as_prompts)
 
 
 def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
     """Return the rows of a suite, from a local copy or from the hub; raises UserError as `load_suite` does."""
     rows, skipped = load_suite(recipe, path=path, max_rows=choices.max_rows)
     assert recipe.sampling is not None, "a suite has sampling settings"
-    sampling = _chosen(recipe.sampling, choices)
+    verifiers, source = choices.verifiers or recipe.verifiers, path or str(recipe.source.dataset)
+    made = _row_set(recipe.name, source, rows, skipped, verifiers=verifiers, sampling=recipe.sampling, choices=choices)
+    found = len(rows) + len(skipped)
+    if choices.max_rows is not None or recipe.rows in (None, found):
+        return made
+    note = f"suite {recipe.name}: {found:,} rows were found, but the benchmark has {recipe.rows:,}"
+    return replace(made, notes=(*made.notes, note))
+
+
+def _row_set(
+    name: str,
+    source: str,
+    rows: dict[int, Row],
+    skipped: Sequence[SkippedRow],
+    *,
+    verifiers: Sequence[str],
+    sampling: SuiteSampling,
+    choices: Choices,
+) -> RowSet:
+    changes = {field: getattr(choices, field) for field in SuiteSampling.model_fields}
+    sampling = sampling.model_copy(update={field: value for field, value in changes.items() if value is not None})
+    count, notes = sampling.n_samples, []
+    if count > 1 and sampling.temperature == 0:
+        notes = [f"{name}: at temperature 0 the {count} samples of a row are identical; raise --temperature"]
+    for k in choices.ks:
+        if not 1 <= k <= count:
+            raise UserError(
+                f"--k {k}: {name} has {count} samples per row, so k must be from 1 to {count}; raise --n_samples"
+            )
     file = MeasuredFile(
-        name=recipe.name,
-        source=path or str(recipe.source.dataset),
-        verifiers=columns_of(choices.verifiers or recipe.verifiers),
-        ks=_ks(choices.ks, n_samples=sampling.n_samples, name=recipe.name),
+        name=name,
+        source=source,
+        verifiers=columns_of(verifiers),
+        ks=tuple(sorted(set(choices.ks))) or tuple(powers_of_two(count)),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
         rows=rows,
     )
-    found = len(rows) + len(skipped)
-    notes = list(_alike(sampling, name=recipe.name))
-    if choices.max_rows is None and recipe.rows not in (None, found):
-        notes.append(f"suite {recipe.name}: {found:,} rows were found, but the benchmark has {recipe.rows:,}")
     return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(notes))
 
 
@@ -203,26 +212,6 @@ def _usable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[Sk
     if not good:
         raise UserError(f"{path}: none of its rows can be used; the first: {skipped[0].reason}")
     return good, skipped
-
-
-def _alike(sampling: SuiteSampling, *, name: str) -> Iterator[str]:
-    if sampling.n_samples > 1 and sampling.temperature == 0:
-        yield f"{name}: at temperature 0 the {sampling.n_samples} samples of a row are identical; raise --temperature"
-
-
-def _chosen(sampling: SuiteSampling, choices: Choices) -> SuiteSampling:
-    changes = {name: getattr(choices, name) for name in SuiteSampling.model_fields}
-    return sampling.model_copy(update={name: value for name, value in changes.items() if value is not None})
-
-
-def _ks(chosen: tuple[int, ...], *, n_samples: int, name: str) -> tuple[int, ...]:
-    too_many = [k for k in chosen if not 1 <= k <= n_samples]
-    if too_many:
-        raise UserError(
-            f"--k {too_many[0]}: {name} has {n_samples} samples per row, so k must be from 1 to {n_samples}; "
-            "raise --n_samples"
-        )
-    return tuple(sorted(set(chosen))) or tuple(powers_of_two(n_samples))
 
 
 # Progress is reported each time this many rows are done.

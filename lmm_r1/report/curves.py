@@ -102,7 +102,8 @@ def panels(metrics: MetricLog) -> list[Panel]:
 
 def is_worth_showing(panel: Panel) -> bool:
     """Return whether a panel has lines, and not only zeros that mean "not measured"."""
-    return bool(panel.lines) and not (panel.spec.hidden_at_zero and _is_zero(panel))
+    is_zero = all(value == 0 for line in panel.lines for _, value in line.points)
+    return bool(panel.lines) and not (panel.spec.hidden_at_zero and is_zero)
 
 
 def other_panels(metrics: MetricLog) -> list[Panel]:
@@ -177,10 +178,6 @@ def drawn_line(
     return CurveLine(name=name, color=color, run=run, dash=dash, points=points, smooth=smooth)
 
 
-def _is_zero(panel: Panel) -> bool:
-    return all(value == 0 for line in panel.lines for _, value in line.points)
-
-
 def _mean(points: Points) -> float:
     values = [value for _, value in points if value is not None]
     return sum(values) / len(values) if values else 0.0
@@ -219,7 +216,10 @@ def run_color(run: int) -> int:
 def overlays(matches: Sequence[StageMatch], *, names: Sequence[str]) -> list[Overlay]:
     """Return one overlay for each stage that several runs have, and one for all stages that only one run has."""
     shared = [match for match in matches if len(_stages(match)) > 1]
-    drawn = [_overlay(match.name, curves=_matched(match, names=names)) for match in shared]
+    drawn = []
+    for match in shared:
+        own = [Curve(name=names[run], run=run, dash=_turn(run), stage=stage) for run, stage in _stages(match)]
+        drawn.append(_overlay(match.name, curves=own))
     single = [(match.name, run, stage) for match in matches if match not in shared for run, stage in _stages(match)]
     if single:
         title = "Stages that only one run has" if shared else "Stages"
@@ -229,10 +229,6 @@ def overlays(matches: Sequence[StageMatch], *, names: Sequence[str]) -> list[Ove
 
 def _stages(match: StageMatch) -> list[tuple[int, Stage]]:
     return [(run, row.stage) for run, row in match.rows.items() if row.stage]
-
-
-def _matched(match: StageMatch, *, names: Sequence[str]) -> list[Curve]:
-    return [Curve(name=names[run], run=run, dash=_turn(run), stage=stage) for run, stage in _stages(match)]
 
 
 def _unmatched(single: Sequence[tuple[str, int, Stage]], *, names: Sequence[str]) -> list[Curve]:
