@@ -38,7 +38,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_ray_collective.py": (),
     "test_stopped_commands.py": (),
     "test_serve_chat.py": ("[qwen3_vl]",),
-    "test_reward_failures.py": ("one_of_two_servers", "killed_under_load"),
+    "test_reward_server.py": ("hangs_and_one_that_is_killed",),
     "test_rl_prompts.py": (),
     "test_row_formats.py": (),
     "test_zero_log_probs.py": (),
