@@ -151,7 +151,7 @@ class SokobanTask:
                 messages=[{"role": "user", "content": content}],
                 answer="",
                 datasource=f"sokoban_{kind}",
-                solution=_told(level, solution),
+                solution=f"<think>{_squares(level)}</think><answer>{', '.join(solution)}</answer>",
                 columns={"state": level_text(level), "optimal_moves": len(solution)},
             )
 
@@ -166,13 +166,13 @@ def room_name(level: Level) -> str:
     return min(texts)
 
 
-def _told(level: Level, solution: tuple[Move, ...]) -> str:
-    """`<think>Player (2, 2). Boxes (2, 3). Goals ...</think><answer>Right, Down</answer>`: squares counted from 1."""
-    player, boxes, goals = (
-        ", ".join(f"({row + 1}, {column + 1})" for row, column in sorted(squares))
-        for squares in ([level.player], level.boxes, level.goals)
+def _squares(level: Level) -> str:
+    """`Player (2, 2). Boxes (2, 3). Goals (2, 4).`, counted from 1."""
+    named = {"Player": [level.player], "Boxes": sorted(level.boxes), "Goals": sorted(level.goals)}
+    return " ".join(
+        f"{name} {', '.join(f'({row + 1}, {column + 1})' for row, column in squares)}."
+        for name, squares in named.items()
     )
-    return f"<think>Player {player}. Boxes {boxes}. Goals {goals}.</think><answer>{', '.join(solution)}</answer>"
 
 
 TASK = SokobanTask()

@@ -28,7 +28,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_lost_workers.py": (),
     "test_other_gpus.py": (),
     "test_replay_passes.py": (),
-    "test_reward_failures.py": ("one_of_two_servers", "killed_under_load"),
+    "test_reward_server.py": ("hangs_and_one_that_is_killed",),
     "test_rl_prompts.py": (),
     "test_serve_chat.py": ("[qwen3_vl]",),
     "test_sft_trackers.py": (),

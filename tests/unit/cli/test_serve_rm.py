@@ -15,7 +15,7 @@ def test_flags_may_be_written_with_hyphens_or_underscores(tmp_path):
     )
     assert underscores[0] == "--max_len"
     assert one == other
-    assert (one.model, one.max_len, one.allow_urls, one.max_queued_items) == ("my-rm", 7, True, 3)
+    assert (one.model, one.max_len, one.allow_urls, one.max_connections) == ("my-rm", 7, True, 3)
     assert [str(root) for root in one.image_root] == ["a", "b"]
 
 
