@@ -68,7 +68,8 @@ class Policy:
         if layout == "padded":
             rows, width = wanted.shape
             padded = inputs.padded(batch.for_model)
-            target_ids = padded["input_ids"].roll(-1, dims=1)
+            target_ids = torch.zeros_like(padded["input_ids"])
+            target_ids[:rows, :width] = batch.sequences[:, 1:].to(place)
             log_probs = self._predicted(padded, target_ids, logits=logits)[:rows, :width]
             return log_probs * wanted.to(place)
         packed, arguments = inputs.packed(batch.for_model, wanted=wanted, share_prefix=layout == "shared")

@@ -158,8 +158,11 @@ class KitActor(KitModule, Actor):
         inputs = self._padded_inputs(samples, group=group)
         counted = inputs["attention_mask"].clone()
         counted[rows:] = 0
-        ids = inputs["input_ids"]
-        outcomes = make(ids.roll(-1, dims=1), WantedTokens.in_batch(wanted, width=ids.shape[1], device=ids.device))
+        # The model's ids may have other placeholders.
+        target_ids = torch.zeros_like(inputs["input_ids"])
+        target_ids[:rows, :width] = stacked(samples, lambda sample: sample.token_ids)[:, 1:].to(target_ids)
+        targeted = WantedTokens.in_batch(wanted, width=target_ids.shape[1], device=target_ids.device)
+        outcomes = make(target_ids, targeted)
         first, second, output = self._predictions(inputs, outcomes, balanced=partial(self._balanced, routers, counted))
 
         def kept(values: torch.Tensor) -> torch.Tensor:
