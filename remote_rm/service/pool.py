@@ -6,8 +6,11 @@ import asyncio
 import json
 import logging
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.util
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
@@ -48,6 +51,18 @@ OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What people and the system end a process with; no expression does."""
 UNKNOWN_EXIT_CODE = 255
 """The exit code that multiprocessing reports if it cannot be had."""
+
+
+LONGEST_FOLDER = 60
+"""The longest temporary folder in which a socket's path fits into 108 bytes, with the names that multiprocessing adds."""
+
+
+def _shorten_sockets() -> None:
+    """Put multiprocessing's sockets below /tmp if TMPDIR is too long for them; Python does so itself from 3.14 on."""
+    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER and "tempdir" not in config:
+        config["tempdir"] = folder = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
+        multiprocessing.util.Finalize(None, shutil.rmtree, args=[folder, True], exitpriority=-100)
 
 
 def _end(pools: list[ProcessPool]) -> None:
@@ -106,6 +121,7 @@ class VerifierPool:
             raise RuntimeError(f"the worker processes did not come up: {error!r}") from error
 
     def _new_pool(self) -> ProcessPool:
+        _shorten_sockets()
         # Never by forking this process, which runs threads.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(worker.PRELOADED_MODULES))

@@ -189,7 +189,7 @@ def companions(run: SupervisedRun, batches: Sequence[Any]) -> list[torch.Tensor]
     if isinstance(run, KDRun):
         return list(weights_of(run.teacher.actor.model).values())
     if isinstance(run, DPORun):
-        return [run.reference.log_probs(batch.tokens) for batch in batches]
+        return [run.reference.log_probs(batch.sides) for batch in batches]
     return []
 
 

@@ -60,6 +60,7 @@ def loss(difference: float) -> float:
     return math.log1p(math.exp(-difference))
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_batch_knows_margins_scores_and_what_stands_before_a_response():
     first, second = samples(pair("ab", "c", margin=0.5), pair("b", "cd", chosen_score=2.0, rejected_score=-1.0))
     batch = rm_run().collate([first, second, second.filler])
