@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -77,12 +77,20 @@ def part_lists(messages: Sequence[Message]) -> list[dict[str, object]]:
     ]
 
 
-def with_one_text(turn: Mapping[str, Any], *, separator: str) -> Mapping[str, Any]:
-    """Return a turn whose text parts are joined into one string; a turn with media stays as it is."""
-    content = turn["content"]
-    if isinstance(content, str) or any(part["type"] != "text" for part in content):
-        return turn
-    return {**turn, "content": separator.join(part["text"] for part in content)}
+def joined_texts(messages: Sequence[Message], *, separator: str, role: str | None = None) -> list[Mapping[str, Any]]:
+    """Return the turns for a chat template, with text parts joined into one string; turns with media stay as they are.
+
+    Args:
+        role: whose texts are joined; everybody's by default.
+    """
+
+    def joined(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = turn["content"]
+        if isinstance(content, str) or any(part["type"] != "text" for part in content):
+            return turn
+        return {**turn, "content": separator.join(part["text"] for part in content)}
+
+    return [joined(turn) if role in (None, turn["role"]) else turn for turn in to_chat(messages)]
 
 
 def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
@@ -265,24 +273,6 @@ def bounded_image_size(
     return columns, rows
 
 
-def shown_within(
-    limits: tuple[int, int],
-    images: Sequence[ImagePart],
-    sizes: Sequence[tuple[int, int]],
-    *,
-    tokens: Callable[[int, int], int],
-    factor: int = 1,
-) -> list[tuple[tuple[int, int], int]]:
-    """Return the (width, height) of each image within its bounds, and the number of its tokens.
-
-    Args:
-        tokens: returns that of an image of such a width and height.
-    """
-    pairs = zip(images, sizes, strict=True)
-    shown = [bounded_image_size(part, width=w, height=h, limits=limits, factor=factor) for part, (w, h) in pairs]
-    return [(size, tokens(*size)) for size in shown]
-
-
 def bounded_video(processor: ProcessorMixin, video: Video, part: VideoPart, *, frames_together: int = 1) -> Video:
     """Resize a video's frames to its part's pixel bounds, as far as the processor's own bounds allow.
 
@@ -346,6 +336,6 @@ def video_metadata(video: Video) -> dict[str, object]:
 
 
 def images_refused(sizes: Iterable[tuple[int, int]], error: ValueError) -> UserError:
-    """Return the error for a row whose images, given by width and height, an image processor refuses."""
+    """Return the error for a row whose images or videos, given by width and height, a processor refuses."""
     listed = ", ".join(f"{width}x{height}" for width, height in sizes)
-    return UserError(f"the image processor refuses the images ({listed}): {error}; take the row out")
+    return UserError(f"the processor refuses the images or videos ({listed}): {error}; take the row out")

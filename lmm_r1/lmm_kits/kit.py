@@ -14,12 +14,15 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     adds_special_tokens,
     any_of,
+    bounded_image,
+    bounded_image_size,
     channels_first,
     check_image_marks,
     check_placeholders,
     check_typed_media,
     collapse_runs,
     ids_beyond_tokenizer,
+    images_refused,
     known_ids,
     load_image_processor,
     text_positions,
@@ -127,8 +130,18 @@ class LmmKit(ABC):
     """Whether vLLM takes videos as pairs of frames and metadata about their times."""
     engine_architecture: ClassVar[str | None] = None
     """The name in `engine_plugin` of our own class for vLLM, if the kit always needs it."""
+    video_engine_architecture: ClassVar[str | None] = None
+    """The same, if only rows with videos need it."""
+    engine_text_config: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the language model's config that vLLM needs and transformers' class does not have."""
     takes_flash_attention: ClassVar[bool] = False
     """Whether `--ds.attn_implementation auto` may choose flash attention, which supports only causal attention."""
+    flash_refusal: ClassVar[str | None] = None
+    """Why flash attention does not compute what the model does; None if it does."""
+    vision_features: ClassVar[tuple[int, str] | None] = None
+    """The only supported `vision_feature_layer` and `vision_feature_select_strategy`; None if configs have no such settings."""
+    turn_end: ClassVar[str | None] = None
+    """The token that ends a turn of the chat template; released tokenizers name another one as their end token."""
     takes_4bit: ClassVar[bool] = True
     """Whether `--ds.load_in_4bit` takes its models: not those whose experts are one tensor a layer."""
     engine_refusal: ClassVar[str | None] = None
@@ -157,6 +170,8 @@ class LmmKit(ABC):
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
     tiny_tokens: ClassVar[TinyTokens]
     """Special tokens and chat template of its tiny models."""
+    tiny_tower_as_released: ClassVar[bool] = False
+    """Whether tiny checkpoints name the vision tower's weights as the releases do, with a part that transformers 5 left out."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self)
@@ -165,15 +180,28 @@ class LmmKit(ABC):
         return hash(type(self))
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> Config:
-        return self.config_class.from_pretrained(path)
+        """Load the config; raises UserError for features of the vision tower other than those of the releases."""
+        config = self.config_class.from_pretrained(path)
+        if self.vision_features is not None:
+            given = (config.vision_feature_layer, config.vision_feature_select_strategy)
+            if given != self.vision_features:
+                raise UserError(
+                    f"{path}: vision_feature_layer {given[0]} and vision_feature_select_strategy {given[1]} are not "
+                    "supported; the releases have {} and {}".format(*self.vision_features)
+                )
+        return config
 
     def load_model(
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
         """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
 
-        Raises UserError if the checkpoint lacks some of its weights.
+        Raises UserError if the checkpoint lacks some of its weights, or flash attention cannot be used.
         """
+        if self.flash_refusal is not None and "flash" in attn_implementation:
+            raise UserError(
+                f"--ds.attn_implementation {attn_implementation}: {self.flash_refusal}; give --ds.attn_implementation sdpa"
+            )
         model, report = self.model_class.from_pretrained(
             path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
         )
@@ -226,8 +254,13 @@ class LmmKit(ABC):
         return processor
 
     def prepare_processor(self, processor: Processor, path: str) -> None:
-        """Check and change a loaded processor as the kit needs it; raises UserError if it cannot be used."""
-        return None
+        """Check and change a loaded processor as the kit needs it; raises UserError if it cannot be used.
+
+        By default, `turn_end` becomes the end token, which training and rollouts need.
+        """
+        tokenizer = processor.tokenizer
+        if self.turn_end and self.turn_end in str(processor.chat_template) and self.turn_end in tokenizer.get_vocab():
+            tokenizer.eos_token = self.turn_end
 
     def save_processor(self, processor: Processor, folder: str | Path) -> None:
         """Write processor, tokenizer and chat template."""
@@ -326,11 +359,27 @@ class LmmKit(ABC):
         return self.encode_chat(processor, text, RawMedia(images=images), opens=opens)
 
     def bounded_media(self, processor: Processor, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
-        """Return images and videos resized to the pixel bounds of their parts.
+        """Return images and videos resized to the pixel bounds of their parts, as far as the kit lets users choose sizes.
 
-        By default they stay as they are, for processors that scale every image to a size of their own.
+        Raises UserError for media that its models do not take.
         """
-        return raw
+        for items, kind, taken in ((raw.images, "image", self.takes_images), (raw.videos, "video", self.takes_videos)):
+            if items and not taken:
+                raise UserError(
+                    f"models of the kit {self.model_type} cannot take the {len(items)} {kind}(s) of this row"
+                )
+        images, limits = list(raw.images), self.pixel_limits(processor)
+        if limits is not None:
+            factor, parts = self.side_factor(processor), images_of(messages)
+            pairs = zip(images, parts, strict=True)
+            images = [bounded_image(image, part, limits=limits, factor=factor) for image, part in pairs]
+        parts_of_videos = zip(raw.videos, videos_of(messages), strict=True) if raw.videos else ()
+        videos = [self.bounded_video(processor, video, part) for video, part in parts_of_videos]
+        return RawMedia(images=images, videos=videos)
+
+    def bounded_video(self, processor: Processor, video: Video, part: VideoPart) -> Video:
+        """Return a video resized to the pixel bounds of its part; by default unchanged, for frames of one size."""
+        return video
 
     def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return a conversation as the chat template writes it, with its marks of images and videos.
@@ -346,26 +395,41 @@ class LmmKit(ABC):
 
     def apply_template(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return the text that the chat template makes of a conversation, without any check."""
-        return processor.apply_chat_template(
-            to_chat(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        chat = self.template_turns(messages)
+        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        """Return the turns in the form that the chat template takes."""
+        return to_chat(messages)
 
     def encode_chat(self, processor: Processor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
-        """Encode a text with the chat template's marks; by default, the processor makes ids and tensors of all images."""
-        if not raw.images:
-            return EncodedPrompt.of_text(self.text_ids(processor, text, opens=opens))
+        """Encode a text with the chat template's marks; by default, the processor makes ids and tensors of all media.
+
+        Raises UserError if the processor refuses them.
+        """
+        if not raw.images and not raw.videos:
+            return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=(), opens=opens))
+        media: dict[str, Any] = {"images": list(raw.images)} if raw.images else {}
+        if raw.videos:
+            media["videos"] = [channels_first(video) for video in raw.videos]
+            media["video_metadata"] = [video_metadata(video) for video in raw.videos]
+            media["do_sample_frames"] = False
         special = self.adds_start(processor, text, opens=opens)
-        batch = processor(text=[text], images=list(raw.images), add_special_tokens=special, return_tensors="pt")
-        token_ids = batch["input_ids"][0].tolist()
+        try:
+            batch = processor(text=[text], **media, add_special_tokens=special, return_tensors="pt")
+        except ValueError as error:
+            sizes = [image.size for image in raw.images]
+            sizes += [(video.frames.shape[2], video.frames.shape[1]) for video in raw.videos]
+            raise images_refused(sizes, error) from error
         return raw.encoded(
-            token_ids=token_ids,
-            engine_token_ids=self.collapsed(processor, token_ids),
-            media={key: batch[key] for key in self.media_keys},
+            token_ids=batch["input_ids"][0].tolist(),
+            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos, opens=opens),
+            media={key: batch[key] for key in self.media_keys if key in batch},
         )
 
-    def engine_ids(self, processor: Processor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(self, processor: Processor, text: str, *, videos: Sequence[Video], opens: bool = True) -> list[int]:
         """Return a rendered chat's ids for vLLM, with one placeholder per image or video; by default it has them already."""
-        return self.text_ids(processor, text)
+        return self.text_ids(processor, text, opens=opens)
 
     def text_ids(self, processor: Processor, text: str, *, opens: bool = True) -> list[int]:
         """Return the tokenizer's ids of a text with the chat template's marks."""
@@ -383,11 +447,24 @@ class LmmKit(ABC):
         """
         return None
 
+    def side_factor(self, processor: Processor) -> int:
+        """Return the number of which the sides of a resized image are multiples."""
+        return 1
+
+    def tokens_of_size(self, processor: Processor, width: int, height: int) -> int:
+        """Return an image's number of tokens, which only kits with `pixel_limits` need; raises ValueError for a refused size."""
+        return 0
+
     def shown_images(
         self, processor: Processor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
     ) -> list[tuple[tuple[int, int], int]] | None:
         """Return the size within its bounds and the number of tokens of each image; None if its size cannot be chosen."""
-        return None
+        limits, factor = self.pixel_limits(processor), self.side_factor(processor)
+        if limits is None:
+            return None
+        pairs = zip(images, sizes, strict=True)
+        shown = [bounded_image_size(part, width=w, height=h, limits=limits, factor=factor) for part, (w, h) in pairs]
+        return [(size, self.tokens_of_size(processor, *size)) for size in shown]
 
     def image_scales(
         self, processor: Processor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
@@ -404,8 +481,15 @@ class LmmKit(ABC):
         return tuple((width / 1000, height / 1000) for width, height in sizes)
 
     def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
-        """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses; most take every size."""
-        return None
+        """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses."""
+        limits, size = self.pixel_limits(processor), (width, height)
+        if limits is not None:
+            factor = self.side_factor(processor)
+            size = bounded_image_size(part, width=width, height=height, limits=limits, factor=factor)
+        try:
+            self.tokens_of_size(processor, *size)
+        except ValueError as error:
+            raise images_refused([(width, height)], error) from error
 
     def image_token(self, processor: Processor) -> str:
         """Return the token that the chat template writes once per image."""
@@ -428,8 +512,9 @@ class LmmKit(ABC):
         return any_of(self.media_marks(processor))
 
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
-        """Return the ids that `encode` repeats once per image patch."""
-        return frozenset({processor.image_token_id})
+        """Return the ids that `encode` repeats once per patch of an image or a video."""
+        videos = {processor.video_token_id} if self.takes_videos else set()
+        return frozenset({processor.image_token_id, *videos})
 
     def media_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids of all tokens that only images and videos have: placeholders, and what `media_texts` matches."""
@@ -461,9 +546,10 @@ class LmmKit(ABC):
         counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
         limits = {kind: most for kind, (taken, most) in counts.items() if taken}
         arguments: EngineArguments = {"limit_mm_per_prompt": limits} if limits else {}
-        if self.engine_architecture is not None:
-            arguments["hf_overrides"] = {"architectures": [self.engine_architecture]}
-        return arguments
+        overrides: dict[str, Any] = {"text_config": dict(self.engine_text_config)} if self.engine_text_config else {}
+        if architecture := self.engine_architecture or (self.video_engine_architecture if max_videos else None):
+            overrides["architectures"] = [architecture]
+        return {**arguments, "hf_overrides": overrides} if overrides else arguments
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
         """Return images, and videos as frames (N, 3, H, W), for vLLM's `multi_modal_data`; empty for a text prompt."""

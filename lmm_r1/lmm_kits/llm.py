@@ -22,7 +22,7 @@ from transformers import (
 from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, RouterScores
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RouterScores
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings
 
 TINY_TOKENS = TinyTokens(
@@ -109,15 +109,6 @@ class LanguageModelKit(LmmKit):
 
     def tokenizer_of(self, processor: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         return processor
-
-    def bounded_media(
-        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], raw: RawMedia
-    ) -> RawMedia:
-        """Raise UserError for a conversation with images or videos."""
-        if raw.images or raw.videos:
-            given = f"{len(raw.images)} image(s)" if raw.images else f"{len(raw.videos)} video(s)"
-            raise UserError(f"a plain language model cannot take the {given} of this row")
-        return raw
 
     def chat_text(
         self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool

@@ -69,6 +69,8 @@ def write_tiny(kit: LmmKit, spec: TinyModelSpec, corpus: Iterable[str], folder: 
     model.generation_config.eos_token_id = ends or tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
+    if kit.tiny_tower_as_released:
+        name_tower_as_released(folder)
     kit.save_processor(kit.tiny_processor(tokenizer), folder)
 
 

@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import Message, TextPart, VideoPart, to_chat
+from lmm_r1.data.messages import Message, TextPart, VideoPart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, with_one_text
-from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, RouterScores
+from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, joined_texts
+from lmm_r1.lmm_kits.kit import EncodedPrompt, RouterScores
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
 
@@ -104,10 +104,6 @@ class GlmVKit(QwenVlKit):
 
     writes_thousandths = True
     spoken_tokens = ("<|begin_of_box|>", "<|end_of_box|>")
-    engine_class: ClassVar[str]
-    """The name under which `engine_plugin` has the class of `engine_model`."""
-    engine_text_config: ClassVar[Mapping[str, Any]]
-    """Settings of the language model's config that vLLM reads and transformers' class does not have."""
     # Releases before GLM-4.6V have the first. They write the seconds of a video differently: 4, or 4.0 seconds.
     other_processors = (Glm4vProcessor, Glm46VProcessor)
     media_tokens = MEDIA_TOKENS
@@ -141,12 +137,9 @@ class GlmVKit(QwenVlKit):
             text += end
         return text
 
-    def apply_template(
-        self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         # The released template writes several text parts as a Python list, except in the user's turns.
-        chat = [with_one_text(turn, separator="") for turn in to_chat(messages)]
-        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return joined_texts(messages, separator="")
 
     def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
         return bounded_steps(processor, video, part)
@@ -179,14 +172,6 @@ class GlmVKit(QwenVlKit):
         steps = grids.repeat_interleave(grids[:, 0], dim=0)
         steps[:, 0] = 1
         return steps
-
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's limits, and for rows with videos the class of `engine_model`, which takes several."""
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        overrides: dict[str, object] = {"text_config": dict(self.engine_text_config)}
-        if max_videos:
-            overrides["architectures"] = [self.engine_class]
-        return {**limits, "hf_overrides": overrides}
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
         """Return images, and videos with their times, with a setting by which vLLM keeps all frames."""
@@ -234,7 +219,7 @@ class Glm4vKit(GlmVKit):
     config_class = Glm4vConfig
     model_class = Glm4vForConditionalGeneration
     processor_class = Glm4vProcessor
-    engine_class = "LmmR1Glm4vForConditionalGeneration"
+    video_engine_architecture = "LmmR1Glm4vForConditionalGeneration"
     # Always so in transformers' model.
     engine_text_config = {"attention_bias": True}
     # It reads the weight of its position embedding without running the module, and ZeRO-3 gathers only what runs.
@@ -260,7 +245,7 @@ class Glm4vMoeKit(GlmVKit):
     config_class = Glm4vMoeConfig
     model_class = Glm4vMoeForConditionalGeneration
     processor_class = Glm46VProcessor
-    engine_class = "LmmR1Glm4vMoeForConditionalGeneration"
+    engine_architecture = "LmmR1Glm4vMoeForConditionalGeneration"  # also without videos, for a tied output layer
     # Neither transformers' model nor any release with images has norms of queries and keys.
     engine_text_config = {"use_qk_norm": False}
     zero3_leaf_classes = ("Glm4vMoeVisionEmbeddings", "Glm4vMoeTextMoE")
@@ -268,11 +253,6 @@ class Glm4vMoeKit(GlmVKit):
 
     def router_scores(self, config: Glm4vMoeConfig) -> RouterScores:
         return "sigmoid"
-
-    def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's arguments with the class of `engine_model`, whose output layer may be tied, also without videos."""
-        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        return {**arguments, "hf_overrides": {**arguments["hf_overrides"], "architectures": [self.engine_class]}}
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {

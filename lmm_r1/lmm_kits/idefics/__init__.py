@@ -100,6 +100,7 @@ class IdeficsKit(LmmKit):
         FeaturePoint(owner="model.vision_model", reads="last_hidden_state"),
     )
     language_prefixes = ("model.text_model.", "lm_head.")
+    turn_end = END_OF_TURN
     tiny_tokens = TINY_TOKENS
 
     def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -114,15 +115,13 @@ class IdeficsKit(LmmKit):
 
         Raises UserError if a token is missing, or images are not scaled to the tower's one size.
         """
-        tokenizer = processor.tokenizer
-        check_tokens(tokenizer, {IMAGE, AROUND_IMAGE, WHOLE_IMAGE}, path=path)
+        check_tokens(processor.tokenizer, {IMAGE, AROUND_IMAGE, WHOLE_IMAGE}, path=path)
         if not (processor.image_processor.do_resize and processor.image_processor.do_pad):
             raise UserError(
                 f"{path}: do_resize or do_pad is false in this checkpoint's image processor, but all tiles must have the "
                 "vision tower's one size; set both to true"
             )
-        if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
-            tokenizer.eos_token = END_OF_TURN
+        super().prepare_processor(processor, path)
 
     def apply_template(
         self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -149,7 +148,9 @@ class IdeficsKit(LmmKit):
         """Return the texts that only media may have; marks of tiles are included if they are tokens."""
         return [IMAGE, AROUND_IMAGE, WHOLE_IMAGE, *sorted(filter(_TILE.fullmatch, tokenizer.get_added_vocab()))]
 
-    def engine_ids(self, processor: ProcessorMixin, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: ProcessorMixin, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         ids = processor.tokenizer(text.replace(IMAGE, SMALLEST_IMAGE), add_special_tokens=False)["input_ids"]
         return self.collapsed(processor, ids)
 
@@ -311,7 +312,9 @@ class SmolVlmKit(IdeficsKit):
             media=self.merge_media(in_order),
         )
 
-    def engine_ids(self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         count = text.count(VIDEO)
         assert len(videos) >= count, "the text holds the length of each video"
         if not count:

@@ -130,7 +130,7 @@ class Phi3VKit(LmmKit):
             IMAGE_TAG.sub(IMAGE_TAG_FORM, text), mark=IMAGE_TAG_FORM, media_tokens=(IMAGE_TOKEN,), given=len(images)
         )
         encoded = self.encode_chat(processor, text, RawMedia(images=images))
-        if encoded.engine_token_ids.count(processor.image_token_id) != len(images):
+        if self.collapsed(processor, encoded.token_ids).count(processor.image_token_id) != len(images):
             raise UserError(
                 "two images stand side by side in the text, where nobody can tell them apart; write something between"
             )
@@ -144,25 +144,12 @@ class Phi3VKit(LmmKit):
             return encoded
         return replace(encoded, token_ids=encoded.token_ids[1:], engine_token_ids=encoded.engine_token_ids[1:])
 
-    def encode_chat(self, processor: Phi3VProcessor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
-        if not raw.images:
-            return EncodedPrompt.of_text(processor.token_ids(text, counts=[]))
-        try:
-            batch = processor(text=[text], images=list(raw.images), return_tensors="pt")
-        except ValueError as error:
-            raise images_refused([image.size for image in raw.images], error) from error
-        token_ids = batch["input_ids"][0].tolist()
-        return raw.encoded(
-            token_ids=token_ids,
-            engine_token_ids=self.collapsed(processor, token_ids),
-            media={key: batch[key] for key in self.media_keys},
-        )
+    def adds_start(self, processor: Phi3VProcessor, text: str, *, opens: bool) -> bool:
+        """Return True: the tokenizer may begin each piece of text between images with its start token."""
+        return True
 
-    def check_size(self, processor: Phi3VProcessor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
-        try:
-            processor.image_processor.num_image_tokens(width=width, height=height)
-        except ValueError as error:
-            raise images_refused([(width, height)], error) from error
+    def tokens_of_size(self, processor: Phi3VProcessor, width: int, height: int) -> int:
+        return processor.image_processor.num_image_tokens(width=width, height=height)
 
     def chat_text(self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         # The tags of images are not tokens but plain text, so any number of them can be typed.
@@ -178,7 +165,9 @@ class Phi3VKit(LmmKit):
         check_placeholders(len(IMAGE_TAG.findall(text)), given=len(images_of(messages)), kind="images")
         return text
 
-    def engine_ids(self, processor: Phi3VProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: Phi3VProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         return processor.token_ids(text, counts=[1] * len(IMAGE_TAG.findall(text)))
 
     def media_texts(self, processor: Phi3VProcessor) -> re.Pattern[str]:

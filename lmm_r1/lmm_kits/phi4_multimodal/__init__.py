@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     Phi4MultimodalConfig,
     Phi4MultimodalFeatureExtractor,
@@ -24,12 +21,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, images_of
-from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_image, check_tokens, images_refused, shown_within
+from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart
+from lmm_r1.lmm_kits.encoding import check_tokens
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.phi4_multimodal import towers
 from lmm_r1.lmm_kits.tiny_model import (
     HEAD_DIM,
@@ -132,44 +127,8 @@ class Phi4MultimodalKit(LmmKit):
         image_processor = processor.image_processor
         return 1, image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
 
-    def bounded_media(
-        self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], raw: RawMedia
-    ) -> RawMedia:
-        """Return images within their pixel bounds; raises UserError for videos."""
-        if raw.videos:
-            raise UserError(f"this model cannot take the {len(raw.videos)} video(s) of this row")
-        limits = self.pixel_limits(processor)
-        bounded = zip(raw.images, images_of(messages), strict=True)
-        return replace(raw, images=[bounded_image(image, part, limits=limits) for image, part in bounded])
-
-    def encode_chat(
-        self, processor: Phi4MultimodalProcessor, text: str, raw: RawMedia, *, opens: bool = True
-    ) -> EncodedPrompt:
-        # Collapsing the runs of `token_ids` would not do: images can be adjacent, with equal placeholders.
-        engine_token_ids = self.text_ids(processor, text)
-        if not raw.images:
-            return EncodedPrompt.of_text(engine_token_ids)
-        try:
-            batch = processor(text=[text], images=list(raw.images), add_special_tokens=False, return_tensors="pt")
-        except ValueError as error:
-            raise images_refused([image.size for image in raw.images], error) from error
-        return raw.encoded(
-            token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=engine_token_ids,
-            media={key: batch[key] for key in self.media_keys},
-        )
-
-    def check_size(
-        self, processor: Phi4MultimodalProcessor, part: ImagePart | VideoPart, *, width: int, height: int
-    ) -> None:
-        if isinstance(part, ImagePart):
-            self.shown_images(processor, [part], [(width, height)])
-
-    def shown_images(
-        self, processor: Phi4MultimodalProcessor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
-    ) -> list[tuple[tuple[int, int], int]]:
-        tokens = partial(towers.tokens_of_size, processor.image_processor)
-        return shown_within(self.pixel_limits(processor), images, sizes, tokens=tokens)
+    def tokens_of_size(self, processor: Phi4MultimodalProcessor, width: int, height: int) -> int:
+        return towers.tokens_of_size(processor.image_processor, width, height)
 
     def apply_template(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool

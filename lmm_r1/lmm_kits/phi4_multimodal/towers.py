@@ -11,7 +11,6 @@ from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalVisionAttention,
 )
 
-from lmm_r1.lmm_kits.encoding import images_refused
 from lmm_r1.lmm_kits.kit import Media
 
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
@@ -107,15 +106,12 @@ def _with_row_ends(rows: int, columns: int, *, side: int) -> int:
 
 
 def tokens_of_size(settings: Phi4MultimodalImageProcessor, width: int, height: int) -> int:
-    """Return how many tokens an image of this size takes; raises UserError for one that is refused."""
+    """Return how many tokens an image of this size takes; raises ValueError for one that is refused."""
     crop, patch = settings.size["height"], settings.patch_size
     side = crop // patch
     # A tensor without memory, because only its size matters.
     image = torch.empty(3, height, width, device="meta")
-    try:
-        padded, _ = settings.dynamic_preprocess(image, crop, patch, side, max_num=settings.dynamic_hd)
-    except ValueError as error:
-        raise images_refused([(width, height)], error) from error
+    padded, _ = settings.dynamic_preprocess(image, crop, patch, side, max_num=settings.dynamic_hd)
     scale = min(whole / own for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True))
     counts = []
     for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True):

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import (
-    PretrainedConfig,
     Qwen2VLImageProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
@@ -24,7 +23,6 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.lmm_kits.encoding import bounded_steps
 from lmm_r1.lmm_kits.features import GridPoint, Parts
-from lmm_r1.lmm_kits.kit import EngineArguments
 from lmm_r1.lmm_kits.qwen_vl import ROPE, SPECIAL_TOKENS, TURNS, QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
 
@@ -54,21 +52,13 @@ class TimedStepsKit(QwenVlKit):
     processor_class = Qwen3VLProcessor
     writes_thousandths = True
     vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
-    engine_language_model: ClassVar[str]
-    """vLLM's class of the language model."""
+    # vLLM's class of the language model; vLLM 0.29's CPU platform needs its name (platforms/cpu.py asks for `use_mla`).
+    engine_text_config: ClassVar[Mapping[str, Any]]
     # No default system turn, unlike in earlier releases.
     tiny_tokens = TinyTokens(special=SPECIAL_TOKENS, chat_template=TURNS)
 
     def bounded_video(self, processor: Qwen3VLProcessor, video: Video, part: VideoPart) -> Video:
         return bounded_steps(processor, video, part)
-
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's limits, and the name of the language model's class.
-
-        vLLM 0.29's CPU platform needs that name (platforms/cpu.py asks for `use_mla`).
-        """
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        return {**limits, "hf_overrides": {"text_config": {"architectures": [self.engine_language_model]}}}
 
     def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
@@ -122,7 +112,7 @@ class Qwen3VlKit(DeepstackKit):
     checkpoints = "Qwen3-VL"
     config_class = Qwen3VLConfig
     model_class = Qwen3VLForConditionalGeneration
-    engine_language_model = "Qwen3ForCausalLM"
+    engine_text_config = {"architectures": ["Qwen3ForCausalLM"]}
 
 
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
@@ -188,7 +178,6 @@ def _only(tensors: Mapping[str, Any]) -> torch.Tensor:
     return value[0] if isinstance(value, list) else value
 
 
-ENGINE_CLASS = "LmmR1Qwen3VLMoeForConditionalGeneration"
 # Of the tiny model.
 EXPERTS, EXPERTS_PER_TOKEN = 4, 2
 
@@ -200,19 +189,11 @@ class Qwen3VlMoeKit(DeepstackKit):
     checkpoints = "Qwen3-VL-MoE (30B-A3B, 235B-A22B)"
     config_class = Qwen3VLMoeConfig
     model_class = Qwen3VLMoeForConditionalGeneration
-    engine_language_model = "Qwen3MoeForCausalLM"
+    engine_architecture = "LmmR1Qwen3VLMoeForConditionalGeneration"
+    # In transformers the weights of a token's experts always sum to 1; vLLM reads this from the config.
+    engine_text_config = {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True}
     zero3_leaf_classes = ("Qwen3VLMoeTextSparseMoeBlock",)
     takes_4bit = False
-
-    def engine_arguments(self, config: Qwen3VLMoeConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's limits, the class of `engine_model`, and how a token's experts are weighted.
-
-        In transformers the weights of a token's experts always sum to 1; vLLM reads `norm_topk_prob` from the config.
-        """
-        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        overrides = arguments["hf_overrides"]
-        text = {**overrides["text_config"], "norm_topk_prob": True}
-        return {**arguments, "hf_overrides": {**overrides, "text_config": text, "architectures": [ENGINE_CLASS]}}
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {

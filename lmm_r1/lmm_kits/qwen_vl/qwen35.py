@@ -55,7 +55,7 @@ class Qwen35Kit(DeltaNetKit):
     checkpoints = "Qwen3.5"
     config_class = Qwen3_5Config
     model_class = Qwen3_5ForConditionalGeneration
-    engine_language_model = "Qwen3_5ForCausalLM"
+    engine_text_config = {"architectures": ["Qwen3_5ForCausalLM"]}
 
 
 # Of the tiny mixture.
@@ -69,7 +69,7 @@ class Qwen35MoeKit(DeltaNetKit):
     checkpoints = "Qwen3.5-MoE"
     config_class = Qwen3_5MoeConfig
     model_class = Qwen3_5MoeForConditionalGeneration
-    engine_language_model = "Qwen3_5MoeForCausalLM"
+    engine_text_config = {"architectures": ["Qwen3_5MoeForCausalLM"]}
     zero3_leaf_classes = ("Qwen3_5MoeSparseMoeBlock",)
     takes_4bit = False
 
