@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM, Phi4MultimodalImageProcessor
+from transformers import Phi4MultimodalConfig, Phi4MultimodalImageProcessor
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalAudioAttention,
     Phi4MultimodalVisionAttention,
@@ -44,7 +44,7 @@ _TEMPLATE = """\
 """
 
 
-def attend_bidirectionally(model: Phi4MultimodalForCausalLM) -> None:
+def attend_bidirectionally(model: torch.nn.Module) -> None:
     """Stop the encoders' attention from being causal.
 
     Transformers 5.15 marks it causal, and SDPA and flash-attn follow that if they get no mask: attention in an image without
@@ -118,21 +118,6 @@ def tokens_of_size(settings: Phi4MultimodalImageProcessor, width: int, height: i
         patches = whole // patch - (whole - int(own * scale)) // patch
         counts.append(sum(place % side % 2 == 0 for place in range(patches)))
     return _with_row_ends(*counts, side=side)
-
-
-def position_ids(patch_mask: torch.Tensor, *, side: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the position of every patch of a crop in the tower's grid of `side` x `side` positions, (crops, S * S).
-
-    The part of a crop that shows image covers all positions; padding is at 0. The fractions are rounded to the model's
-    precision, as in transformers: with another rounding, patches near a border would get the next position.
-    """
-    counts = torch.stack([patch_mask[:, :, 0].sum(dim=1), patch_mask[:, 0].sum(dim=1)])  # (2, crops)
-    steps = torch.arange(patch_mask.shape[-1], device=patch_mask.device, dtype=torch.float32)
-    fractions = (steps * (1.0 / counts)[..., None]).clamp(max=1.0 - 1e-6).to(dtype)  # (2, crops, S)
-    borders = torch.arange(1 / side, 1.0, 1 / side, device=patch_mask.device)
-    rows, columns = torch.bucketize(fractions, borders, right=True)
-    places = rows[:, :, None] * side + columns[:, None, :]
-    return (places * patch_mask).flatten(1)
 
 
 def merge_media(media: Sequence[Media]) -> Media:
