@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+import numpy as np
 from PIL import Image
 
 from lmm_r1.config.shared import RowReadingConfig
@@ -112,14 +113,21 @@ def outlined_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt
     """
     if row.plain:
         return encode_row(row, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
-    for image in images_of(row.messages):
-        _check_size(image, image_size(image, location=row.location), row, kit=kit, processor=processor)
+    sizes: list[tuple[ImagePart | VideoPart, tuple[int, int] | None]] = []
     videos = []
+    for image in images_of(row.messages):
+        sizes.append((image, image_size(image, location=row.location)))
     for video in videos_of(row.messages):
         size = video_size(video, location=row.location)
-        _check_size(video, size, row, kit=kit, processor=processor)
-        videos.append(_blank_video(size or (1, 1)))
+        sizes.append((video, size))
+        # Two black frames that take no memory, because a template that writes times needs frames.
+        width, height = size or (1, 1)
+        frames = np.broadcast_to(np.uint8(0), (2, height, width, 3))
+        videos.append(Video(frames=frames, fps=DEFAULT_FPS))
     with placed(row.location):
+        for part, shape in sizes:
+            if shape is not None:
+                kit.check_size(processor, part, width=shape[0], height=shape[1])
         ids = kit.render(processor, row.messages, add_generation_prompt=add_generation_prompt, videos=videos)
         outline = replace(EncodedPrompt.of_text(ids), videos=videos)
         if add_generation_prompt and row.prefill:
@@ -186,22 +194,6 @@ class ImageFitting:
             f"images of {self.count:,} prompts scaled down to fit into {self.max_len:,} tokens, such as {self.example}; "
             f"{prefix}overlong_images keep leaves them as they are"
         )
-
-
-def _check_size(
-    part: ImagePart | VideoPart, size: tuple[int, int] | None, row: Row, *, kit: LmmKit, processor: Any
-) -> None:
-    if size is not None:
-        with placed(row.location):
-            kit.check_size(processor, part, width=size[0], height=size[1])
-
-
-def _blank_video(size: tuple[int, int]) -> Video:
-    """Return two black frames that take no memory, because a template that writes times needs frames."""
-    import numpy as np
-
-    width, height = size
-    return Video(frames=np.broadcast_to(np.uint8(0), (2, height, width, 3)), fps=DEFAULT_FPS)
 
 
 def bordered_ids(row: Row, *, kit: LmmKit, processor: Any) -> tuple[list[int], int]:
@@ -367,7 +359,6 @@ def _shared_end(ids: Sequence[int], others: Sequence[int]) -> int:
 
 # In the order in which transformers searches for them; an index names the files of a model in several parts.
 _NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_LENGTH_BYTES = 8
 
 
 def check_weights(model_path: str) -> None:
@@ -375,6 +366,8 @@ def check_weights(model_path: str) -> None:
     folder = Path(model_path)
     if not folder.is_dir():
         return
+    from safetensors import SafetensorError, safe_open
+
     found = [folder / name for name in _NAMES if (folder / name).is_file()]
     if not found:
         raise UserError(f"{model_path}: no weights in this folder ({_NAMES[0]} or {_NAMES[1]}); copy them into it")
@@ -382,7 +375,12 @@ def check_weights(model_path: str) -> None:
         if not file.is_file():
             raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
         if file.suffix == ".safetensors":
-            _check_header(file)
+            try:
+                # Compares the file's length with its header; no tensor is read.
+                with safe_open(file, framework="np"):
+                    pass
+            except SafetensorError as error:
+                raise UserError(f"{file}: the weight file is damaged ({error}); copy it again") from error
 
 
 def quantization_of(config: Config) -> str | None:
@@ -442,30 +440,6 @@ def _parts(file: Path) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: not an index of weight files ({error}); copy it again") from error
     return [file.parent / name for name in sorted(names)]
-
-
-def _check_header(file: Path) -> None:
-    """Compare a safetensors file's length with its header: the length of the header, the header, the tensors."""
-    from safetensors import SafetensorError, safe_open
-
-    length = file.stat().st_size
-    with file.open("rb") as stream:
-        header_length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        header = stream.read(header_length) if header_length <= length else b""
-    try:
-        tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
-        end = max(entry["data_offsets"][1] for entry in tensors)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(f"{file}: the weight file is damaged (its header cannot be read); copy it again") from error
-    promised = _LENGTH_BYTES + header_length + end
-    if length != promised:
-        raise UserError(f"{file}: the weight file has {length} bytes instead of {promised}; copy it again")
-    try:
-        # Checks the rest of the header; no tensor is read.
-        with safe_open(file, framework="np"):
-            pass
-    except SafetensorError as error:
-        raise UserError(f"{file}: the weight file is damaged ({error}); copy it again") from error
 
 
 def read_tensors(path: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
