@@ -181,7 +181,7 @@ class LmmKit(ABC):
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> Config:
         """Load the config; raises UserError for features of the vision tower other than those of the releases."""
-        config = self.config_class.from_pretrained(path)
+        config = self.config_class.from_pretrained(path, trust_remote_code=trust_remote_code)
         if self.vision_features is not None:
             given = (config.vision_feature_layer, config.vision_feature_select_strategy)
             if given != self.vision_features:
@@ -203,7 +203,12 @@ class LmmKit(ABC):
                 f"--ds.attn_implementation {attn_implementation}: {self.flash_refusal}; give --ds.attn_implementation sdpa"
             )
         model, report = self.model_class.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
+            path,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **kwargs,
         )
         self.check_complete(model, report["missing_keys"], path=path)
         return self.adapt(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Container, Sequence
-from typing import Any
 
 import torch
 from PIL import Image
@@ -22,20 +21,14 @@ from transformers import (
 from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RouterScores
-from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, RouterScores
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings
 
 TINY_TOKENS = TinyTokens(
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    chat_template=(
-        "{%- if messages[0].role != 'system' %}"
-        "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif -%}"
-        "{%- for message in messages %}"
-        "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-        "{%- endfor -%}"
-        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif -%}"
-    ),
+    chat_template=chatml({}, default_system=True),
 )
+
 
 # Inputs of a forward and settings of a config that are not text.
 _MEDIA_INPUTS = frozenset({"pixel_values", "input_features", "image_patches"})
@@ -63,28 +56,12 @@ class LanguageModelKit(LmmKit):
 
     model_type = "llm"
     checkpoints = "any plain language model"
+    config_class = AutoConfig
+    model_class = AutoModelForCausalLM
     takes_images = False
     takes_flash_attention = True
     language_prefixes = ("",)
     tiny_tokens = TINY_TOKENS
-
-    def load_config(self, path: str, *, trust_remote_code: bool) -> PretrainedConfig:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> PreTrainedModel:
-        """Load the model with its generation cache off; raises UserError if the checkpoint lacks some of its weights."""
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            **kwargs,
-        )
-        self.check_complete(model, report["missing_keys"], path=path)
-        return self.adapt(model)
 
     def model_class_of(self, config: PretrainedConfig) -> type[PreTrainedModel]:
         """Return transformers' class; raises UserError for an architecture whose code comes with the checkpoint."""
@@ -130,12 +107,6 @@ class LanguageModelKit(LmmKit):
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return set()
-
-    def forward_inputs(
-        self, config: PretrainedConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
-    ) -> dict[str, torch.Tensor]:
-        assert media is None, "a plain language model got media tensors"
-        return super().forward_inputs(config, sequences, attention_mask, media)
 
     def router_scores(self, config: PretrainedConfig) -> RouterScores | None:
         return _ROUTER_SCORES.get(config.model_type, "softmax")

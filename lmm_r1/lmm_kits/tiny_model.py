@@ -56,6 +56,38 @@ class TinyTokens:
     """Tokens at which the generation config ends responses; by default the end token."""
 
 
+# A turn of ChatML with text and media in place.
+_CHATML = """\
+{%- for turn in messages -%}
+{{- '<|im_start|>' + turn.role + '\\n' -}}
+{%- if turn.content is string -%}
+{{- turn.content -}}
+{%- else -%}
+{%- for part in turn.content -%}
+{{- part.text if part.type == 'text' else MARKS[part.type] -}}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+_DEFAULT_SYSTEM = """\
+{%- if messages[0].role != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
+{%- endif -%}
+"""
+
+
+def chatml(marks: Mapping[str, str], *, default_system: bool = False) -> str:
+    """Return the chat template of many releases.
+
+    Args:
+        marks: what it writes for an image or a video, by the type of the part.
+        default_system: whether a conversation without a system turn gets one.
+    """
+    return (_DEFAULT_SYSTEM if default_system else "") + _CHATML.replace("MARKS", repr(dict(marks)))
+
+
 def write_tiny(kit: LmmKit, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> None:
     """Write a random checkpoint of the kit's classes, its processor and chat template to `folder`."""
     import torch

@@ -134,9 +134,6 @@ class IdeficsKit(LmmKit):
             add_generation_prompt=add_generation_prompt,
         )
 
-    def image_token(self, processor: ProcessorMixin) -> str:
-        return IMAGE
-
     def template_for(self, processor: ProcessorMixin, messages: Sequence[Message]) -> str:
         """Return the chat template that writes these messages."""
         return processor.chat_template
@@ -174,7 +171,7 @@ class IdeficsKit(LmmKit):
         return ids
 
     def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
-        return frozenset({processor.tokenizer.convert_tokens_to_ids(IMAGE)})
+        return frozenset({processor.image_token_id})
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.image_token_id, *tokenizer.convert_tokens_to_ids(self.marks_of(tokenizer))}
@@ -277,9 +274,6 @@ class SmolVlmKit(IdeficsKit):
         """Return the checkpoint's template, or transformers' own for videos that the checkpoint's does not write."""
         template = processor.chat_template
         return DEFAULT_CHAT_TEMPLATE if videos_of(messages) and "video" not in template else template
-
-    def video_token(self, processor: SmolVLMProcessor) -> str:
-        return VIDEO
 
     def marks_of(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return [*super().marks_of(tokenizer), VIDEO]

@@ -21,7 +21,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, LmmKit, Media, RawMedia
-from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings, tower_settings
 
 BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
 MEDIA_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
@@ -31,24 +31,7 @@ TINY_TOKENS = TinyTokens(
         zip(("start_image_token", "end_image_token", "context_image_token", "video_token"), MEDIA_TOKENS, strict=True)
     ),
     # No default system turn, a line break after each image.
-    chat_template="""\
-{%- for turn in messages -%}
-{{- '<|im_start|>' + turn.role + '\\n' -}}
-{%- if turn.content is string -%}
-{{- turn.content -}}
-{%- else -%}
-{%- for part in turn.content -%}
-{%- if part.type == 'text' -%}
-{{- part.text -}}
-{%- else -%}
-{{- {'image': '<IMG_CONTEXT>', 'video': '<video>'}[part.type] + '\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-""",
+    chat_template=chatml({"image": "<IMG_CONTEXT>\n", "video": "<video>\n"}),
 )
 # 4 x 4 patches in a tile, of which each 2 x 2 become one placeholder; 32 x 32 and 256 placeholders in the releases.
 TILE_SIDE, PATCH_SIZE, TILE_TOKENS = 56, 14, 4

@@ -61,9 +61,6 @@ def _forward(
     model: LlavaOnevisionModel,
     input_ids: torch.Tensor | None = None,
     *,
-    pixel_values: torch.Tensor | None = None,
-    image_sizes: torch.Tensor | None = None,
-    batch_num_images: torch.Tensor | None = None,
     pixel_values_videos: torch.Tensor | None = None,
     image_sizes_videos: torch.Tensor | None = None,
     **others: Any,
@@ -71,24 +68,17 @@ def _forward(
     """Run the model on ids (B, T), whose placeholders of images and of videos have the order of their tensors.
 
     Args:
-        pixel_values: (I, crops, 3, side, side) of images that are all cut, with empty crops after those of smaller ones.
         pixel_values_videos: (F, 3, side, side), the frames of all videos.
         image_sizes_videos: (V, 3): frames, height and width of each video.
+        others: may have the `pixel_values` (I, crops, 3, side, side) of images that are all cut, with empty crops after
+            those of smaller ones.
     """
     if pixel_values_videos is None or image_sizes_videos is None:
-        return LlavaOnevisionModel.forward(
-            model,
-            input_ids,
-            pixel_values=pixel_values,
-            image_sizes=image_sizes,
-            batch_num_images=batch_num_images,
-            pixel_values_videos=pixel_values_videos,
-            **others,
-        )
+        return LlavaOnevisionModel.forward(model, input_ids, pixel_values_videos=pixel_values_videos, **others)
+    pixels, sizes, _ = (others.pop(name, None) for name in LlavaOnevisionKit.media_keys)
     # In the order of transformers' own forward, which ZeRO-3's other ranks may be running.
     embeds = model.get_input_embeddings()(input_ids)
-    lengths = image_sizes_videos[:, 0].tolist()
-    images, videos = _features(model, pixel_values, image_sizes, pixel_values_videos, lengths)
+    images, videos = _features(model, pixels, sizes, pixel_values_videos, image_sizes_videos[:, 0].tolist())
     for token, features in ((model.config.image_token_id, images), (model.config.video_token_id, videos)):
         if features is not None:
             embeds = embeds.masked_scatter((input_ids == token)[..., None], features.to(embeds.dtype))

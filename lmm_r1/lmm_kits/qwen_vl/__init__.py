@@ -23,7 +23,7 @@ from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.lmm_kits.encoding import bounded_video, image_limits, images_refused, text_positions
 from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint
 from lmm_r1.lmm_kits.kit import LmmKit, Media
-from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, heads_of, text_settings
+from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, chatml, heads_of, text_settings
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types, as the models name them."""
@@ -112,38 +112,8 @@ BOX_TOKENS = (
     "<|quad_start|>",
     "<|quad_end|>",
 )
-# The tiny models' chat template: media in place between vision markers.
-TURNS = """\
-{%- macro media(kind) -%}<|vision_start|><|{{ kind }}_pad|><|vision_end|>{%- endmacro -%}
-{%- set seen = namespace(image=0, video=0) -%}
-{%- for message in messages -%}
-{{- '<|im_start|>' + message.role + '\\n' -}}
-{%- if message.content is string -%}
-{{- message.content -}}
-{%- else -%}
-{%- for part in message.content -%}
-{%- if part.type in ('image', 'image_url') or 'image' in part -%}
-{%- set seen.image = seen.image + 1 -%}
-{%- if add_vision_id -%}{{- 'Picture ' + seen.image|string + ': ' -}}{%- endif -%}
-{{- media('image') -}}
-{%- elif part.type == 'video' or 'video' in part -%}
-{%- set seen.video = seen.video + 1 -%}
-{%- if add_vision_id -%}{{- 'Video ' + seen.video|string + ': ' -}}{%- endif -%}
-{{- media('video') -}}
-{%- else -%}
-{{- part.text -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
-DEFAULT_SYSTEM = """\
-{%- if messages[0].role != 'system' -%}
-{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
-{%- endif -%}
-"""
+MARKS = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
+"""What the chat template writes for media."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *BOX_TOKENS, *MEDIA_TOKENS)
 # As in the released checkpoints, for videos and images alike; with the class's own default, small frames are scaled up.
 VIDEO_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
@@ -163,7 +133,9 @@ class QwenVlKit(LmmKit):
     media_tokens: ClassVar[tuple[str, ...]] = MEDIA_TOKENS
     """The tokens before and after an image's placeholders, then all other tokens of images and videos."""
     media_keys = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-    tiny_tokens: ClassVar[TinyTokens] = TinyTokens(special=SPECIAL_TOKENS, chat_template=DEFAULT_SYSTEM + TURNS)
+    tiny_tokens: ClassVar[TinyTokens] = TinyTokens(
+        special=SPECIAL_TOKENS, chat_template=chatml(MARKS, default_system=True)
+    )
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
     projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
     feature_points: ClassVar[tuple[FeaturePoint, ...]] = (

@@ -23,8 +23,8 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.lmm_kits.encoding import bounded_steps
 from lmm_r1.lmm_kits.features import GridPoint, Parts
-from lmm_r1.lmm_kits.qwen_vl import ROPE, SPECIAL_TOKENS, TURNS, QwenVlKit
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
+from lmm_r1.lmm_kits.qwen_vl import MARKS, ROPE, SPECIAL_TOKENS, QwenVlKit
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens, chatml
 
 # Of the tiny model. The features of the tower's first two layers are added after the first two layers of the language
 # model, but not after its last one, where they would affect no response.
@@ -55,7 +55,7 @@ class TimedStepsKit(QwenVlKit):
     # vLLM's class of the language model; vLLM 0.29's CPU platform needs its name (platforms/cpu.py asks for `use_mla`).
     engine_text_config: ClassVar[Mapping[str, Any]]
     # No default system turn, unlike in earlier releases.
-    tiny_tokens = TinyTokens(special=SPECIAL_TOKENS, chat_template=TURNS)
+    tiny_tokens = TinyTokens(special=SPECIAL_TOKENS, chat_template=chatml(MARKS))
 
     def bounded_video(self, processor: Qwen3VLProcessor, video: Video, part: VideoPart) -> Video:
         return bounded_steps(processor, video, part)
