@@ -17,17 +17,14 @@ from lmm_r1.config.shared import RowReadingConfig
 from lmm_r1.data.images import DEFAULT_FPS, Video, image_size, load_image, load_video, video_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of, with_images
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_ids, known_ids, placed
+from lmm_r1.lmm_kits.encoding import adds_special_tokens, known_ids, placed
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
 from lmm_r1.lmm_kits.plain_text import as_plain_prompt, text_ids
 from lmm_r1.lmm_kits.registry import kit_of
 
 if TYPE_CHECKING:
     import torch
-    from PIL import Image
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-    from lmm_r1.data.images import Video
 
 
 # The trained model adds this to the logits of banned tokens, while engines use minus infinity. The exponential of both
@@ -254,7 +251,8 @@ def plain_ids(row: Row, *, kit: LmmKit, processor: Any) -> list[list[int]]:
             parts.append([*text_ids(kit, processor, text), tokenizer.eos_token_id])
         else:
             reading, text = as_plain_prompt(kit, processor, message)
-            parts.append(list(chat_ids(kit.tokenizer_of(reading), text)))
+            own = kit.tokenizer_of(reading)
+            parts.append(own(text, add_special_tokens=adds_special_tokens(own, text=text))["input_ids"])
     if not kit.placeholder_ids(processor).isdisjoint(token for part in parts for token in part):
         raise UserError(f"{row.location}: the text holds a media token; take it out of the row")
     return parts
@@ -303,8 +301,7 @@ def encode_turn(
             f"the checkpoint's chat template refuses a turn of the role {message.role} after one of the model ({error}); "
             "let the environment answer as user"
         ) from error
-    begun = text_ids(kit, processor, prefill) if prefill else []
-    return replace(turn, token_ids=[*turn.token_ids, *begun], engine_token_ids=[*turn.engine_token_ids, *begun])
+    return _begun(turn, prefill, kit=kit, processor=processor) if prefill else turn
 
 
 def settle_ends(model: PreTrainedModel, *, kit: LmmKit, processor: Any) -> None:
@@ -448,32 +445,27 @@ def read_tensors(path: str, wanted: Callable[[str], bool]) -> dict[str, torch.Te
     Args:
         path: a folder or a hub name.
     """
-    for single, index in (_NAMES[:2], _NAMES[2:]):
-        file = _stored_file(path, single)
-        if file is not None:
-            return _read(file, wanted)
-        if (listing := _stored_file(path, index)) is None:
-            continue
-        places = json.loads(listing.read_text(encoding="utf-8"))["weight_map"]
-        parts = sorted({part for name, part in places.items() if wanted(name)})
-        files = [_stored_file(path, part) for part in parts]
-        return {name: tensor for file in files if file is not None for name, tensor in _read(file, wanted).items()}
-    return {}
-
-
-def _stored_file(path: str, name: str) -> Path | None:
-    from transformers.utils import cached_file
-
-    file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    return None if file is None else Path(file)
-
-
-def _read(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
     import torch
     from safetensors import safe_open
+    from transformers.utils import cached_file
 
-    if file.suffix != ".safetensors":
-        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return {name: tensor for name, tensor in stored.items() if wanted(name)}
-    with safe_open(file, framework="pt") as weights:
-        return {name: weights.get_tensor(name) for name in weights.keys() if wanted(name)}
+    def stored(name: str) -> str | None:
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+
+    first = next((file for name in _NAMES if (file := stored(name)) is not None), None)
+    if first is None:
+        return {}
+    files = [first]
+    if first.endswith(".json"):
+        places = json.loads(Path(first).read_text(encoding="utf-8"))["weight_map"]
+        parts = sorted({part for name, part in places.items() if wanted(name)})
+        files = [file for part in parts if (file := stored(part)) is not None]
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        if file.endswith(".safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                found |= {name: weights.get_tensor(name) for name in weights.keys() if wanted(name)}
+        else:
+            held = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            found |= {name: tensor for name, tensor in held.items() if wanted(name)}
+    return found

@@ -64,11 +64,6 @@ def adds_special_tokens(tokenizer: PreTrainedTokenizerBase, *, text: str) -> boo
     return tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the ids of a rendered chat, with exactly one start token if the tokenizer has one."""
-    return tokenizer(text, add_special_tokens=adds_special_tokens(tokenizer, text=text))["input_ids"]
-
-
 def part_lists(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the turns for a chat template with every content as a list of parts, for templates that skip strings."""
     return [
@@ -93,11 +88,10 @@ def joined_texts(messages: Sequence[Message], *, separator: str, role: str | Non
     return [joined(turn) if role in (None, turn["role"]) else turn for turn in to_chat(messages)]
 
 
-def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
+def check_typed_media(messages: Sequence[Message], *, media_texts: re.Pattern[str]) -> None:
     """Raise UserError if a text holds a media token, which would refer to an image that does not exist."""
-    texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
-    typed = [token for token in media_tokens for text in texts if token in text]
-    if typed:
+    texts = (part.text for message in messages for part in message.parts if isinstance(part, TextPart))
+    if typed := next(filter(None, map(media_texts.search, texts)), None):
         raise UserError(f"the text of a message holds the media token {typed[0]}; take it out of the row")
 
 
@@ -239,31 +233,20 @@ def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_p
     return rows, columns
 
 
-def image_limits(processor: ProcessorMixin) -> tuple[int, int]:
-    """Return the processor's own bounds on the pixels of an image."""
-    size = processor.image_processor.size
-    return size["shortest_edge"], size["longest_edge"]
-
-
-def bounded_image(image: Image.Image, part: ImagePart, *, limits: tuple[int, int], factor: int = 1) -> Image.Image:
-    """Resize an image to its part's pixel bounds, as far as the processor's limits allow.
-
-    Both training and rollouts get the resized image, so that both cut it into the same patches.
-
-    Args:
-        limits: the fewest and the most pixels that the processor scales an image to.
-        factor: sides become multiples of it.
-    """
-    if part.min_pixels is None and part.max_pixels is None:
-        return image
-    size = bounded_image_size(part, width=image.width, height=image.height, limits=limits, factor=factor)
-    return image.resize(size, Image.Resampling.BICUBIC)
+def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Return an image of this width and height, which both training and rollouts get; the same image if it has them."""
+    return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
 
 
 def bounded_image_size(
     part: ImagePart | VideoPart, *, width: int, height: int, limits: tuple[int, int], factor: int = 1
 ) -> tuple[int, int]:
-    """Return the width and height to which `bounded_image` resizes an image of this size."""
+    """Return the width and height of an image of this size within its part's pixel bounds, as far as `limits` allow.
+
+    Args:
+        limits: the fewest and the most pixels that the processor scales an image to.
+        factor: sides become multiples of it.
+    """
     if part.min_pixels is None and part.max_pixels is None:
         return width, height
     lowest, highest = limits

@@ -72,6 +72,7 @@ class JanusKit(LmmKit):
     processor_class = JanusProcessor
     media_tokens = (IMAGE, IMAGE_START, IMAGE_END)
     tokenizer_adds_start = True
+    template_leaves_turn_open = True
     engine_refusal = (
         "vLLM has no model class for it, and its Transformers backend takes only models whose attention it can replace"
     )
@@ -86,14 +87,6 @@ class JanusKit(LmmKit):
         "model.generation_head.",
     )
     tiny_tokens = TINY_TOKENS
-
-    def chat_text(self, processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        text = super().chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        end = processor.tokenizer.eos_token
-        # The template leaves the last turn open. A finished answer ends as it does before further messages.
-        if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):
-            text += end
-        return text
 
     def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         return part_lists(messages)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import torch
-from PIL import Image
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -18,10 +17,10 @@ from transformers import (
     Qwen2Config,
 )
 
-from lmm_r1.data.messages import Message, Part, TextPart
+from lmm_r1.data.messages import Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, RouterScores
+from lmm_r1.lmm_kits.kit import LmmKit, RouterScores
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings
 
 TINY_TOKENS = TinyTokens(
@@ -91,16 +90,9 @@ class LanguageModelKit(LmmKit):
         self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
         # Chat templates of language models take only strings; text parts are joined as vLLM's server joins them.
-        chat = [{"role": turn.role, "content": "\n".join(map(_text_of, turn.parts))} for turn in messages]
+        texts = ([part.text for part in turn.parts if isinstance(part, TextPart)] for turn in messages)
+        chat = [{"role": turn.role, "content": "\n".join(said)} for turn, said in zip(messages, texts, strict=True)]
         return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-
-    def encode_text(
-        self, processor: PreTrainedTokenizerBase, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        """Encode a text with the chat template's marks, including the start token if the template writes one."""
-        if images:
-            raise UserError(f"a plain language model cannot take the {len(images)} image(s) of a text")
-        return EncodedPrompt.of_text(self.text_ids(processor, text))
 
     def placeholder_ids(self, processor: PreTrainedTokenizerBase) -> frozenset[int]:
         return frozenset()
@@ -125,11 +117,6 @@ class LanguageModelKit(LmmKit):
         return tokenizer
 
 
-def _text_of(part: Part) -> str:
-    assert isinstance(part, TextPart), "the kit takes only text"
-    return part.text
-
-
 def refusal_of(model_type: str) -> str | None:
     """Return why the model cannot be trained as a plain language model, for a message; None if it can.
 
@@ -150,7 +137,9 @@ def refusal_of(model_type: str) -> str | None:
     inputs = inspect.signature(model.forward).parameters
     if _MEDIA_INPUTS & inputs.keys() or any(word in name for name in config.sub_configs for word in _MEDIA_CONFIGS):
         return "it takes images or sound"
-    if getattr(config, "is_encoder_decoder", False) or _is_encoder(config, inputs):
+    # Attention is bidirectional by default in BERT and in decoders that read an encoder.
+    encoder = hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs
+    if encoder or getattr(config, "is_encoder_decoder", False):
         return "it is an encoder, or one with a decoder"
     if "position_ids" not in inputs:
         return "its forward takes no positions, without which rows of a batch cannot be padded or packed"
@@ -159,8 +148,3 @@ def refusal_of(model_type: str) -> str | None:
     if not model._supports_sdpa:
         return "transformers computes its attention in a way of its own only, not by SDPA"
     return _FOUND.get(model_type)
-
-
-def _is_encoder(config: type, inputs: Container[str]) -> bool:
-    """Return whether its attention is bidirectional by default, as in BERT and in decoders that read an encoder."""
-    return hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs

@@ -209,14 +209,7 @@ def train_named_tokenizer(
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
-    tokenizer = train_tokenizer(
-        corpus,
-        vocab_size=vocab_size,
-        special_tokens=tokens.special,
-        eos_token=tokens.end,
-        pad_token=tokens.padding,
-        chat_template=tokens.chat_template,
-    )
+    tokenizer = train_tokenizer(tokens, corpus, vocab_size=vocab_size)
     if tokens.first is not None:
         number = tokenizer.convert_tokens_to_ids(tokens.first)
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -229,13 +222,7 @@ def train_named_tokenizer(
 
 
 def train_tokenizer(
-    corpus: Iterable[str],
-    *,
-    vocab_size: int | None = None,
-    special_tokens: Sequence[str],
-    eos_token: str,
-    pad_token: str,
-    chat_template: str,
+    tokens: TinyTokens, corpus: Iterable[str], *, vocab_size: int | None = None
 ) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer: 256 bytes and merges, then the special tokens.
 
@@ -259,12 +246,12 @@ def train_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_special_tokens(list(special_tokens))
+    tokenizer.add_special_tokens(list(tokens.special))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=eos_token,
-        pad_token=pad_token,
-        chat_template=chat_template,
+        eos_token=tokens.end,
+        pad_token=tokens.padding,
+        chat_template=tokens.chat_template,
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
     )

@@ -21,15 +21,7 @@ from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_s
 
 TINY_TOKENS = TinyTokens(
     special=(
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<pad>",
-        "<|img|>",
-        "<fim_prefix>",
-        "<fim_middle>",
-        "<fim_suffix>",
-        "<|im_start|>",
+        *("<unk>", "<s>", "</s>", "<pad>", "<|img|>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<|im_start|>"),
         # The released tokenizer spells <|im_end|> in several tokens, and its users stop at the text. Here it is one
         # token and the end token, as training and sampling need it.
         "<|im_end|>",

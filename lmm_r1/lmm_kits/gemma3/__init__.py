@@ -109,6 +109,8 @@ class Gemma3Kit(LmmKit):
     )
     flash_refusal = "its attention within images would be causal, because it takes no mask"
     turn_end = END_OF_TURN
+    # Without these token types the model attends causally within images, without a warning.
+    image_types_input = "token_type_ids"
     # The releases have no pooling head; one in a checkpoint would be computed, but nothing reads its output.
     untrained_prefixes = ("model.vision_tower.head.",)
     tiny_tokens = TINY_TOKENS
@@ -142,18 +144,6 @@ class Gemma3Kit(LmmKit):
     def placeholder_ids(self, processor: Gemma3Processor) -> frozenset[int]:
         # (processor.image_token_id is that of <start_of_image>)
         return frozenset({processor.tokenizer.image_token_id})
-
-    def forward_inputs(
-        self, config: Gemma3Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
-    ) -> dict[str, torch.Tensor]:
-        """Return positions (B, T), and for a batch with images its media and which tokens are an image's, (B, T).
-
-        Without these token types the model attends causally within images, without a warning.
-        """
-        inputs = super().forward_inputs(config, sequences, attention_mask, media)
-        if media is None:
-            return inputs
-        return {**inputs, "token_type_ids": (sequences == config.image_token_index).long()}
 
     def bidirectional_token_ids(self, config: Gemma3Config) -> frozenset[int]:
         """Return the placeholder: the tokens of an image see each other, within the window of sliding layers."""

@@ -21,8 +21,8 @@ from transformers import (
 from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, VideoPart
-from lmm_r1.lmm_kits.encoding import images_refused, joined_texts
+from lmm_r1.data.messages import Message
+from lmm_r1.lmm_kits.encoding import joined_texts
 from lmm_r1.lmm_kits.features import FeaturePoint, Item
 from lmm_r1.lmm_kits.kit import LmmKit, Media, Processor
 from lmm_r1.lmm_kits.tiny_model import (
@@ -113,6 +113,7 @@ class Gemma4Kit(LmmKit):
     processor_class = Gemma4Processor
     media_tokens = (*TINY_TOKENS.names.values(), VIDEO_TOKEN)
     media_keys = ("pixel_values", "image_position_ids")
+    padded_media = {"pixel_values": 0, "image_position_ids": -1}
     tokenizer_adds_start = True
     bidirectional_within_window = True
     logit_cap = "final_logit_softcapping"
@@ -124,6 +125,7 @@ class Gemma4Kit(LmmKit):
     )
     flash_refusal = "it takes neither heads of 512 dimensions nor the mask of attention within images"
     turn_end = END_OF_TURN
+    image_types_input = "mm_token_type_ids"
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.embed_vision.",)
     untrained_prefixes = ("model.audio_tower.", "model.embed_audio.")
@@ -159,15 +161,6 @@ class Gemma4Kit(LmmKit):
         )
         return images.max_soft_tokens
 
-    def forward_inputs(
-        self, config: Gemma4Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
-    ) -> dict[str, torch.Tensor]:
-        """Return positions (B, T), and for a batch with images its media and which tokens are an image's, (B, T)."""
-        inputs = super().forward_inputs(config, sequences, attention_mask, media)
-        if media is None or not self.bidirectional_token_ids(config):
-            return inputs
-        return {**inputs, "mm_token_type_ids": (sequences == config.image_token_id).long()}
-
     def bidirectional_token_ids(self, config: Gemma4Config) -> frozenset[int]:
         """Return the placeholder if the tokens of an image see each other, which only sliding layers allow."""
         visible = config.get_text_config().use_bidirectional_attention == "vision"
@@ -187,11 +180,6 @@ class Gemma4Kit(LmmKit):
             "pixel_values": pixels,
             "image_position_ids": places,
         }
-
-    def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the images of several prompts, padded to the most patches."""
-        most = max(item["pixel_values"].shape[1] for item in media)
-        return {key: torch.cat([_padded(item[key], most) for item in media]) for key in self.media_keys}
 
     def cut_inputs(self, language_model: Any, inputs: Mapping[str, Any], tokens: slice) -> dict[str, object]:
         """Return a language model's inputs for some of a sequence's T tokens, with their per-layer inputs (1, T, L, C)."""
@@ -251,12 +239,8 @@ class Gemma4Kit(LmmKit):
                 "initializer_range": spec.hidden_size**-0.5,
             },
             audio_config=None,
-            boi_token_id=ids(TINY_TOKENS.names["boi_token"]),
-            eoi_token_id=ids(TINY_TOKENS.names["eoi_token"]),
-            image_token_id=ids(TINY_TOKENS.names["image_token"]),
-            boa_token_id=ids(TINY_TOKENS.names["boa_token"]),
             eoa_token_index=ids(TINY_TOKENS.names["eoa_token"]),
-            audio_token_id=ids(TINY_TOKENS.names["audio_token"]),
+            **{f"{name}_id": ids(token) for name, token in TINY_TOKENS.names.items() if name != "eoa_token"},
             video_token_id=ids(VIDEO_TOKEN),
             initializer_range=spec.hidden_size**-0.5,
             tie_word_embeddings=spec.tie_embeddings,
@@ -281,9 +265,3 @@ class Gemma4Kit(LmmKit):
             "feature_extractor": Gemma4AudioFeatureExtractor(),
             "image_seq_length": TOKENS_PER_IMAGE,
         }
-
-
-def _padded(tensor: torch.Tensor, patches: int) -> torch.Tensor:
-    """Return patches (N, P, C) or their places (N, P, 2) of images with as many patches, padded as the processor does."""
-    value = 0 if tensor.is_floating_point() else -1
-    return torch.nn.functional.pad(tensor, (0, 0, 0, patches - tensor.shape[1]), value=value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import (
@@ -25,7 +25,7 @@ from transformers import (
 from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, TextPart, VideoPart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, joined_texts
+from lmm_r1.lmm_kits.encoding import bounded_steps, joined_texts, known_ids
 from lmm_r1.lmm_kits.kit import EncodedPrompt, RouterScores
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
@@ -36,25 +36,13 @@ WRITTEN_ROLES = frozenset({"system", "user", "assistant"})
 
 
 MEDIA_TOKENS = (
-    "<|begin_of_image|>",
-    "<|end_of_image|>",
-    "<|begin_of_video|>",
-    "<|end_of_video|>",
-    "<|image|>",
-    "<|video|>",
+    *(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")),
+    *("<|image|>", "<|video|>"),
 )
 TINY_TOKENS = TinyTokens(
     special=(
-        "<|endoftext|>",
-        "[MASK]",
-        "[gMASK]",
-        "[sMASK]",
-        "<sop>",
-        "<eop>",
-        "<|system|>",
-        "<|user|>",
-        "<|assistant|>",
-        "<|observation|>",
+        *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"),
+        *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
         *MEDIA_TOKENS,
     ),
     end="<|endoftext|>",
@@ -86,13 +74,7 @@ VIDEO_PIXELS = {"shortest_edge": 2 * 56 * 56, "longest_edge": 28 * 28 * 4096}
 # `qwen_vl` explains why the base is so small.
 ROPE = {"rope_type": "default", "rope_theta": 10.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
 # Two groups of experts, of which a token takes one, as a release could; those so far have one group.
-TINY_ROUTING = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "routed_scaling_factor": 1.5,
-}
+TINY_ROUTING = {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
 
 
@@ -103,6 +85,7 @@ class GlmVKit(QwenVlKit):
     """
 
     writes_thousandths = True
+    template_leaves_turn_open = True
     spoken_tokens = ("<|begin_of_box|>", "<|end_of_box|>")
     # Releases before GLM-4.6V have the first. They write the seconds of a video differently: 4, or 4.0 seconds.
     other_processors = (Glm4vProcessor, Glm46VProcessor)
@@ -130,11 +113,13 @@ class GlmVKit(QwenVlKit):
     def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return a conversation as the chat template writes it; raises UserError if the template omits a message."""
         text = super().chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        _check_roles(messages, text)
-        end = processor.tokenizer.eos_token
-        # A finished answer ends as it does before a further turn of the user.
-        if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):
-            text += end
+        for message in messages:
+            parts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)]
+            if message.role not in WRITTEN_ROLES and not all(part in text for part in parts):
+                raise UserError(
+                    f"the checkpoint's chat template does not write a message of the role {message.role}; give it the "
+                    "role user, or take the row out"
+                )
         return text
 
     def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
@@ -146,7 +131,7 @@ class GlmVKit(QwenVlKit):
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
         """Return half of the processor's settings, which count an image as the two frames of a step."""
-        lowest, highest = image_limits(processor)
+        lowest, highest = super().pixel_limits(processor)
         frames = processor.image_processor.temporal_patch_size
         return -(-lowest // frames), highest // frames
 
@@ -164,8 +149,7 @@ class GlmVKit(QwenVlKit):
 
     def spoken_end_ids(self, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
         """Return the tag that ends an answer: one token, at which the release's generation config also ends responses."""
-        token = tokenizer.convert_tokens_to_ids(END_OF_ANSWER)
-        return frozenset() if token is None or token == tokenizer.unk_token_id else frozenset({token})
+        return frozenset(known_ids(tokenizer, (END_OF_ANSWER,)))
 
     def grids_as_images(self, grids: torch.Tensor) -> torch.Tensor:
         """Return one grid for each step of each video (S, 3), because the tower looks positions up image by image."""
@@ -198,17 +182,6 @@ class GlmVKit(QwenVlKit):
             for kind in ("image", "video")
             for place, opening in (("_start", "begin_of_"), ("_end", "end_of_"), ("", ""))
         }
-
-
-def _check_roles(messages: Sequence[Message], text: str) -> None:
-    """Raise UserError if the template omits a message: the released one knows three roles."""
-    for message in messages:
-        parts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)]
-        if message.role not in WRITTEN_ROLES and not all(part in text for part in parts):
-            raise UserError(
-                f"the checkpoint's chat template does not write a message of the role {message.role}; give it the role "
-                "user, or take the row out"
-            )
 
 
 class Glm4vKit(GlmVKit):
@@ -258,6 +231,7 @@ class Glm4vMoeKit(GlmVKit):
         return {
             **super().tiny_text(spec),
             **TINY_ROUTING,
+            "routed_scaling_factor": 1.5,
             "head_dim": HEAD_DIM,
             # All sizes of a layer differ, so that a transposed tensor fits nowhere.
             "moe_intermediate_size": 3 * spec.hidden_size // 2,

@@ -85,7 +85,6 @@ class IdeficsKit(LmmKit):
     """
 
     media_keys = ("pixel_values", "pixel_attention_mask")
-
     vision_prefixes = ("model.vision_model.",)
     projector_prefixes = ("model.connector.",)
     feature_points = (

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     GotOcr2ImageProcessor,
     InternVLConfig,

@@ -8,7 +8,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
@@ -46,15 +45,6 @@ TINY_TOKENS = TinyTokens(
 # 4 x 4 patches per crop, and up to 4 x 4 crops, of which more than nine are scaled down; 27 x 27 and 6 x 6 in the releases.
 CROP, PATCH_SIZE, CROPS = 56, 14, 4
 GRIDS = [[rows * CROP, columns * CROP] for rows in range(1, CROPS + 1) for columns in range(1, CROPS + 1)]
-
-
-def take_videos_of_any_length(model: LlavaOnevisionModel) -> None:
-    """Let the model take frames (F, 3, side, side) with `image_sizes_videos`; without these it works as in transformers.
-
-    Transformers takes only videos of equal length, and runs the tower once for images and once for videos, so that
-    ZeRO-3's ranks could wait for each other.
-    """
-    model.forward = MethodType(_forward, model)
 
 
 def _forward(
@@ -137,6 +127,7 @@ class LlavaOnevisionKit(LmmKit):
     media_tokens = ("<image>", "<video>")
     vision_features = (-1, "full")
     media_keys = ("pixel_values", "image_sizes", "batch_num_images")
+    padded_media = {"pixel_values": 0}
     # A name of its own: a server that takes chats keeps vLLM's class.
     engine_architecture = "LmmR1LlavaOnevisionForConditionalGeneration"
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
@@ -149,7 +140,13 @@ class LlavaOnevisionKit(LmmKit):
     tiny_tower_as_released = True
 
     def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
-        take_videos_of_any_length(super().adapt(model).model)
+        """Let the loaded model take frames (F, 3, side, side) with `image_sizes_videos`.
+
+        Transformers takes only videos of equal length, and runs the tower once for images and once for videos, so that
+        ZeRO-3's ranks could wait for each other.
+        """
+        inner = super().adapt(model).model
+        inner.forward = MethodType(_forward, inner)
         return model
 
     def prepare_processor(self, processor: LlavaOnevisionProcessor, path: str) -> None:
@@ -213,19 +210,6 @@ class LlavaOnevisionKit(LmmKit):
     def tokens_of_size(self, processor: LlavaOnevisionProcessor, width: int, height: int) -> int:
         return processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]
 
-    def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the media of several prompts in row order, with empty crops for images that have fewer than others."""
-        crops = max((item["pixel_values"].shape[1] for item in media if "pixel_values" in item), default=0)
-        padded = [
-            (
-                {**item, "pixel_values": _with_empty_crops(item["pixel_values"], crops)}
-                if "pixel_values" in item
-                else item
-            )
-            for item in media
-        ]
-        return super().merge_media(padded)
-
     def filler_media(self, config: LlavaOnevisionConfig) -> tuple[list[int], Media]:
         """Return the smallest image that is cut: the whole image and one crop of all of it, with the ends of its rows."""
         vision = config.vision_config
@@ -271,11 +255,6 @@ class LlavaOnevisionKit(LmmKit):
             "num_image_tokens": (CROP // PATCH_SIZE) ** 2,
             "vision_feature_select_strategy": "full",
         }
-
-
-def _with_empty_crops(images: torch.Tensor, crops: int) -> torch.Tensor:
-    """Return images (I, C, 3, side, side) padded to this number of crops each."""
-    return torch.nn.functional.pad(images, (0, 0, 0, 0, 0, 0, 0, crops - images.shape[1]))
 
 
 def _frames(processor: LlavaOnevisionProcessor, video: Video) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,14 +28,11 @@ from transformers import (
 )
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, images_of
+from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     check_image_marks,
-    check_placeholders,
     check_tokens,
-    check_typed_media,
-    images_refused,
 )
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
@@ -57,15 +55,8 @@ _TOWER = f"{_IMAGES}img_processor.vision_model."
 _LAST_LAYER = CLIP_LAYERS - 1
 TINY_TOKENS = TinyTokens(
     special=(
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<|endoftext|>",
-        "<|assistant|>",
-        "<|system|>",
-        END_TOKEN,
-        "<|user|>",
-        IMAGE_TOKEN,
+        *("<unk>", "<s>", "</s>", "<|endoftext|>", "<|assistant|>", "<|system|>"),
+        *(END_TOKEN, "<|user|>", IMAGE_TOKEN),
     ),
     end=END_TOKEN,
     # Every role alike, nothing before the first turn, only text as content.
@@ -151,24 +142,22 @@ class Phi3VKit(LmmKit):
     def tokens_of_size(self, processor: Phi3VProcessor, width: int, height: int) -> int:
         return processor.image_processor.num_image_tokens(width=width, height=height)
 
-    def chat_text(self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        # The tags of images are not tokens but plain text, so any number of them can be typed.
-        typed = {
-            tag.group()
-            for message in messages
-            for part in message.parts
-            if isinstance(part, TextPart)
-            for tag in IMAGE_TAG.finditer(part.text)
-        }
-        check_typed_media(messages, media_tokens=(IMAGE_TOKEN, *sorted(typed)))
-        text = self.apply_template(processor, messages, add_generation_prompt=add_generation_prompt)
-        check_placeholders(len(IMAGE_TAG.findall(text)), given=len(images_of(messages)), kind="images")
-        return text
+    def images_written(self, processor: Phi3VProcessor, text: str) -> int:
+        return len(IMAGE_TAG.findall(text))
+
+    def template_turns(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Return the turns with only text: images are numbered through the conversation, each tag on a line of its own."""
+        numbers = count(1)
+
+        def written(part: Part) -> str:
+            return part.text if isinstance(part, TextPart) else f"<|image_{next(numbers)}|>\n"
+
+        return [{"role": message.role, "content": "".join(map(written, message.parts))} for message in messages]
 
     def engine_ids(
         self, processor: Phi3VProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
     ) -> list[int]:
-        return processor.token_ids(text, counts=[1] * len(IMAGE_TAG.findall(text)))
+        return processor.token_ids(text, counts=[1] * self.images_written(processor, text))
 
     def media_texts(self, processor: Phi3VProcessor) -> re.Pattern[str]:
         """Return a pattern of the placeholder and of the tags of images, which are not tokens but plain text."""
@@ -251,4 +240,3 @@ def register_auto_classes() -> None:
 
 
 register_auto_classes()
-KIT = Phi3VKit()

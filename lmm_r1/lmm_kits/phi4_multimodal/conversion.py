@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,61 +62,41 @@ _TEXT_SETTINGS = (
     "embd_pdrop attention_dropout hidden_act max_position_embeddings original_max_position_embeddings initializer_range "
     "rms_norm_eps tie_word_embeddings bos_token_id pad_token_id sliding_window"
 ).split()
-_AUDIO_SETTINGS = {
-    "activation": "activation",
+_AUDIO_SETTINGS = (
+    "activation chunk_size conv_activation conv_glu_type depthwise_multiplier dropout_rate ext_pw_out_channel input_size "
+    "kernel_size left_chunk num_blocks time_reduction"
+).split()
+_RENAMED_AUDIO_SETTINGS = {
     "attention_dim": "hidden_size",
     "attention_heads": "num_attention_heads",
-    "chunk_size": "chunk_size",
-    "conv_activation": "conv_activation",
-    "conv_glu_type": "conv_glu_type",
-    "depthwise_multiplier": "depthwise_multiplier",
     "depthwise_seperable_out_channel": "depthwise_separable_out_channel",  # spelt so in the release
-    "dropout_rate": "dropout_rate",
-    "ext_pw_out_channel": "ext_pw_out_channel",
-    "input_size": "input_size",
-    "kernel_size": "kernel_size",
-    "left_chunk": "left_chunk",
     "linear_units": "intermediate_size",
-    "num_blocks": "num_blocks",
-    "time_reduction": "time_reduction",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a weight comes from."""
+def source_of(name: str) -> tuple[str, ...]:
+    """Return the names, in the original format, of the tensors that make the weight that transformers calls `name`.
 
-    name: str
-    adapter: tuple[str, str] | None
-    """The image adapter's factors, A (R, M) and B (N, R), whose product is added; None if nothing is added."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *(self.adapter or ()))
-
-
-def source_of(name: str) -> Source:
-    """Return the source, in the original format, of the weight that transformers calls `name`."""
+    The image adapter changes some: after the weight's own name come those of the adapter's factors, A (R, M) and B (N, R).
+    """
     if adapted := _ADAPTED.fullmatch(name):
         layer = adapted[1]
-        return Source(
-            name=f"{layer}base_layer.weight", adapter=(f"{layer}lora_A.vision.weight", f"{layer}lora_B.vision.weight")
-        )
+        return f"{layer}base_layer.weight", f"{layer}lora_A.vision.weight", f"{layer}lora_B.vision.weight"
     for pattern, replacement in _RENAMED:
         renamed, found = re.subn(f"^{pattern}", replacement, name)
         if found:
-            return Source(name=renamed, adapter=None)
-    return Source(name=name, adapter=None)
+            return (renamed,)
+    return (name,)
 
 
-def account(wanted: Iterable[str], given: Collection[str]) -> tuple[dict[str, Source], list[str]]:
+def account(wanted: Iterable[str], given: Collection[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Return the source of every wanted weight, and the weights that are left out: the speech adapter's.
 
     Raises:
         UserError: a weight is missing, or one is given that is not known; both are named.
     """
     sources = {name: source_of(name) for name in wanted}
-    needed = {name for source in sources.values() for name in source.names}
+    needed = {name for names in sources.values() for name in names}
     left_out = sorted(name for name in given if _SPEECH_ADAPTER.fullmatch(name))
     for names, problem in (
         (needed.difference(given), "missing; copy the whole checkpoint"),
@@ -165,7 +144,8 @@ def native_config(
                 "image_token_id": token_ids[IMAGE_TOKEN],
             },
             audio_config={
-                **{native: encoder[key] for key, native in _AUDIO_SETTINGS.items() if key in encoder},
+                **{key: encoder[key] for key in _AUDIO_SETTINGS if key in encoder},
+                **{native: encoder[key] for key, native in _RENAMED_AUDIO_SETTINGS.items() if key in encoder},
                 "nemo_conv_channels": encoder["nemo_conv_settings"]["conv_channels"],
                 "bias_max_distance": encoder["relative_attention_bias_args"]["t5_bias_max_distance"],
                 "downsample_rate": audio["downsample_rate"],
@@ -237,7 +217,12 @@ def convert(source: Path, output: Path) -> list[str]:
     check_weights(str(source))
     settings = _read_json(source / "config.json")
     scaling = adapter_scaling(settings)
-    tokenizer = _load_tokenizer(source)
+    if not (source / "tokenizer.json").is_file():
+        raise UserError(f"{source}: no tokenizer.json; copy the original checkpoint's tokenizer files into it")
+    # Not by the auto class: the original's config names a tokenizer on the hub.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        source, extra_special_tokens={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN}
+    )
     processor = _processor(source, tokenizer)
     with ExitStack() as stack:
         files = _open_weights(source, stack)
@@ -247,7 +232,7 @@ def convert(source: Path, output: Path) -> list[str]:
             model = Phi4MultimodalForCausalLM(config)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         sources, left_out = account(model.state_dict().keys() - tied, files)
-        weights = {name: _weight(one, files, scaling) for name, one in sources.items()}
+        weights = {name: _weight(files, scaling, *names) for name, names in sources.items()}
     try:
         model.load_state_dict(weights, strict=False, assign=True)
     except RuntimeError as error:
@@ -258,7 +243,7 @@ def convert(source: Path, output: Path) -> list[str]:
     )
     model.save_pretrained(output, max_shard_size=SHARD_BYTES)
     processor.save_pretrained(output)
-    merged = sum(one.adapter is not None for one in sources.values())
+    merged = sum(len(names) > 1 for names in sources.values())
     sentences = [f"the image adapter is merged into {merged} matrices of the language model, scaled by {scaling:g}"]
     if left_out:
         sentences.append(f"the speech adapter is left out: {len(left_out)} weights, {left_out[0]} and so on")
@@ -286,26 +271,16 @@ def _open_weights(source: Path, stack: ExitStack) -> dict[str, safe_open]:
     return {name: file for file in opened for name in file.keys()}
 
 
-def _weight(source: Source, files: Mapping[str, Any], scaling: float) -> torch.Tensor:
-    """Return a weight, with the adapter's product added in fp32 and rounded once."""
-    weight = files[source.name].get_tensor(source.name)
-    if source.adapter is None:
+def _weight(files: Mapping[str, Any], scaling: float, own: str, *factors: str) -> torch.Tensor:
+    """Return a weight, with the product of the adapter's factors added in fp32 and rounded once."""
+    weight = files[own].get_tensor(own)
+    if not factors:
         return weight
-    a, b = (files[factor].get_tensor(factor).float() for factor in source.adapter)
+    a, b = (files[factor].get_tensor(factor).float() for factor in factors)
     try:
         return (weight.float() + scaling * (b @ a)).to(weight.dtype)
     except RuntimeError as error:
-        factors = " and ".join(source.adapter)
-        raise UserError(f"{factors} do not fit {source.name} ({error}); copy them again") from error
-
-
-def _load_tokenizer(source: Path) -> PreTrainedTokenizerFast:
-    # Not by the auto class: the original's config names a tokenizer on the hub.
-    if not (source / "tokenizer.json").is_file():
-        raise UserError(f"{source}: no tokenizer.json; copy the original checkpoint's tokenizer files into it")
-    return PreTrainedTokenizerFast.from_pretrained(
-        source, extra_special_tokens={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN}
-    )
+        raise UserError(f"{' and '.join(factors)} do not fit {own} ({error}); copy them again") from error
 
 
 def _token_ids(tokenizer: PreTrainedTokenizerFast, source: Path) -> dict[str, int]:

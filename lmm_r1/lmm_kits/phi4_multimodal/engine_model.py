@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -70,27 +71,6 @@ class Phi4Processor(BaseMultiModalProcessor[Phi4ProcessingInfo]):
     def _get_hf_processor_text(self, mm_counts: Mapping[str, int]) -> str:
         return self.dummy_inputs.get_dummy_text(mm_counts)
 
-    def _postprocess_hf_mm_data(
-        self, mm_data: Mapping[str, object], hf_processor_mm_kwargs: Mapping[str, object], processed_data: BatchFeature
-    ) -> BatchFeature:
-        """Take off the empty crops with which the processor makes all images of a prompt alike."""
-        if "image_sizes" not in processed_data:
-            return BatchFeature({})
-        crop_size = self.info.get_hf_config().vision_config.crop_size
-        kept = []
-        for size in processed_data["image_sizes"]:
-            rows, columns = crop_grid(size, crop_size=crop_size)
-            kept.append(1 + rows * columns)
-        return BatchFeature(
-            {
-                "image_sizes": processed_data["image_sizes"],
-                **{
-                    key: [crops[:number] for crops, number in zip(processed_data[key], kept, strict=True)]
-                    for key in ("image_pixel_values", "image_attention_mask")
-                },
-            }
-        )
-
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> Mapping[str, MultiModalFieldConfig]:
@@ -155,7 +135,9 @@ class Phi4MultimodalEngineModel(nn.Module, SupportsMultiModal):
             tokens = num_placeholders(image["image_attention_mask"], grid=grid)
             ids = torch.full((1, tokens), vision.image_token_id, device=weights.device)
             places = weights.new_zeros(1, tokens, self.config.hidden_size)
-            embeds.append(self.image_embed(ids, places, **{key: image[key][None] for key in MEDIA_KEYS})[0])
+            # The processor adds empty crops to make all images of a prompt alike.
+            image = {key: part[: 1 + math.prod(grid)] for key, part in image.items()}
+            embeds.append(self.image_embed(ids, places, **{key: part[None] for key, part in image.items()})[0])
         return embeds
 
     def forward(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from transformers import Phi4MultimodalConfig, Phi4MultimodalImageProcessor
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalAudioAttention,
     Phi4MultimodalVisionAttention,
 )
-
-from lmm_r1.lmm_kits.kit import Media
 
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
 AUDIO_EMBED = "model.embed_tokens_extend.audio_embed."
@@ -55,15 +51,11 @@ def attend_bidirectionally(model: torch.nn.Module) -> None:
             module.is_causal = False
 
 
-def vision_depth(config: Phi4MultimodalConfig) -> int:
-    """Return how many layers of the vision tower the image features have been through."""
-    layers, taken = config.vision_config.num_hidden_layers, config.vision_config.feature_layer
-    return taken if taken >= 0 else layers + 1 + taken
-
-
 def dead_prefixes(config: Phi4MultimodalConfig) -> tuple[str, ...]:
     """Return the prefixes of the parameters that none of our losses reaches."""
-    unused = range(vision_depth(config), config.vision_config.num_hidden_layers)
+    # The projector reads `feature_layer` of the embeddings' and all layers' outputs.
+    layers_made = config.vision_config.num_hidden_layers
+    unused = range(range(layers_made + 1)[config.vision_config.feature_layer], layers_made)
     layers = (f"{VISION_TOWER}encoder.layers.{index}." for index in unused)
     return (AUDIO_EMBED, f"{VISION_TOWER}head.", f"{VISION_TOWER}post_layernorm.", *layers)
 
@@ -118,37 +110,3 @@ def tokens_of_size(settings: Phi4MultimodalImageProcessor, width: int, height: i
         patches = whole // patch - (whole - int(own * scale)) // patch
         counts.append(sum(place % side % 2 == 0 for place in range(patches)))
     return _with_row_ends(*counts, side=side)
-
-
-def merge_media(media: Sequence[Media]) -> Media:
-    """Join the images of several prompts in row order, with empty crops for images that have fewer than others.
-
-    As in the processor, an empty crop is zeros, all of them unmasked: with all of it masked, its positions would be a
-    division by zero and some attention kernels would return NaN. The result of an empty crop is not used.
-    """
-    width = max(item["image_pixel_values"].shape[1] for item in media)
-    fills = {"image_pixel_values": 0, "image_attention_mask": 1}
-    return {
-        key: torch.cat([_widened(item[key], width, fills[key]) if key in fills else item[key] for item in media])
-        for key in MEDIA_KEYS
-    }
-
-
-def _widened(crops: torch.Tensor, width: int, fill: int) -> torch.Tensor:
-    missing = crops.new_full((len(crops), width - crops.shape[1], *crops.shape[2:]), fill)
-    return torch.cat([crops, missing], dim=1)
-
-
-def filler_media(config: Phi4MultimodalConfig) -> tuple[list[int], Media]:
-    """Return the smallest image sample: the whole picture and one crop, of which one patch is not padding."""
-    vision = config.vision_config
-    side = vision.crop_size // vision.patch_size
-    mask = torch.zeros(1, 2, side, side)
-    mask[0, 0] = 1
-    mask[0, 1, 0, 0] = 1
-    media = {
-        "image_pixel_values": torch.zeros(1, 2, vision.num_channels, vision.crop_size, vision.crop_size),
-        "image_sizes": torch.tensor([[vision.crop_size, vision.crop_size]]),
-        "image_attention_mask": mask,
-    }
-    return [vision.image_token_id] * num_placeholders(mask[0], grid=(1, 1)), media

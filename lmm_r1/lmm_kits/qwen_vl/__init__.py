@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import ClassVar
 
 import torch
-from PIL import Image
 from transformers import (
     PretrainedConfig,
     PreTrainedModel,
@@ -19,8 +18,8 @@ from transformers import (
 )
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, VideoPart
-from lmm_r1.lmm_kits.encoding import bounded_video, image_limits, images_refused, text_positions
+from lmm_r1.data.messages import VideoPart
+from lmm_r1.lmm_kits.encoding import bounded_video, text_positions
 from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint
 from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, chatml, heads_of, text_settings
@@ -104,14 +103,7 @@ def _blocks(kinds: Sequence[int], given: dict[int, Iterator[Grid]]) -> Iterator[
 
 MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 # Around an object of an image, and around its place.
-BOX_TOKENS = (
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-)
+BOX_TOKENS = tuple(f"<|{kind}_{end}|>" for kind in ("object_ref", "box", "quad") for end in ("start", "end"))
 MARKS = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
 """What the chat template writes for media."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *BOX_TOKENS, *MEDIA_TOKENS)
@@ -150,7 +142,8 @@ class QwenVlKit(LmmKit):
         return f"{start}{processor.image_token}{end}"
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
-        return image_limits(processor)
+        size = processor.image_processor.size
+        return size["shortest_edge"], size["longest_edge"]
 
     def side_factor(self, processor: ProcessorMixin) -> int:
         """Return the pixels on a side of a merged patch."""

@@ -77,6 +77,11 @@ class TimedStepsKit(QwenVlKit):
         }
 
 
+def tiny_mixture(spec: TinyModelSpec) -> dict[str, object]:
+    """Return a tiny model's experts; all sizes of a layer differ, so that a transposed tensor fits nowhere."""
+    return {"moe_intermediate_size": 3 * spec.hidden_size // 2, "num_experts": 4, "num_experts_per_tok": 2}
+
+
 class DeepstackKit(TimedStepsKit):
     """Features of the tower's inner layers are added after the language model's first layers."""
 
@@ -116,19 +121,6 @@ class Qwen3VlKit(DeepstackKit):
 
 
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-
-
-def register_released_layout(model_type: str) -> None:
-    """Make transformers read both layouts of experts and write the released one; may be called again.
-
-    The released layout of files is (E, in, out), that of transformers' model is (E, out, in). Transformers 5.15 reads both
-    and writes its own, which vLLM 0.29 and transformers 4 cannot read.
-    """
-    converters = [
-        WeightConverter(source_patterns=name, target_patterns=name, operations=[FromFile()])
-        for name in (GATE_UP, DOWN)
-    ]
-    register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)
 
 
 def is_released(name: str, shape: torch.Size, *, hidden_size: int) -> bool:
@@ -178,10 +170,6 @@ def _only(tensors: Mapping[str, Any]) -> torch.Tensor:
     return value[0] if isinstance(value, list) else value
 
 
-# Of the tiny model.
-EXPERTS, EXPERTS_PER_TOKEN = 4, 2
-
-
 class Qwen3VlMoeKit(DeepstackKit):
     """The mixtures of experts, whose weights are two tensors per layer."""
 
@@ -198,13 +186,15 @@ class Qwen3VlMoeKit(DeepstackKit):
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             **super().tiny_text(spec),
-            # All sizes of a layer differ, so that a transposed tensor fits nowhere.
-            "moe_intermediate_size": 3 * spec.hidden_size // 2,
-            "num_experts": EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            **tiny_mixture(spec),
             "norm_topk_prob": True,
         }
 
 
-register_released_layout(Qwen3VlMoeKit.model_type)
-QWEN3_VL_MOE = Qwen3VlMoeKit()
+# Transformers reads both layouts of experts, and now writes the released one: files have (E, in, out), the model (E, out, in).
+# Transformers 5.15 itself writes its own, which vLLM 0.29 and transformers 4 cannot read.
+register_checkpoint_conversion_mapping(
+    Qwen3VlMoeKit.model_type,
+    [WeightConverter(source_patterns=one, target_patterns=one, operations=[FromFile()]) for one in (GATE_UP, DOWN)],
+    overwrite=True,
+)

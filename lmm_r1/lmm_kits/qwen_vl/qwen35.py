@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.qwen_vl import ROPE
-from lmm_r1.lmm_kits.qwen_vl.qwen3 import TimedStepsKit
+from lmm_r1.lmm_kits.qwen_vl.qwen3 import TimedStepsKit, tiny_mixture
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, heads_of
 
 # Of the tiny model: by how much its slowest and its fastest head forget at each token, before the gate.
@@ -58,10 +58,6 @@ class Qwen35Kit(DeltaNetKit):
     engine_text_config = {"architectures": ["Qwen3_5ForCausalLM"]}
 
 
-# Of the tiny mixture.
-EXPERTS, EXPERTS_PER_TOKEN = 4, 2
-
-
 class Qwen35MoeKit(DeltaNetKit):
     """The mixtures of experts, with one expert in each layer for all tokens."""
 
@@ -76,9 +72,6 @@ class Qwen35MoeKit(DeltaNetKit):
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             **super().tiny_text(spec),
-            # All sizes of a layer differ, so that a transposed tensor fits nowhere.
-            "moe_intermediate_size": 3 * spec.hidden_size // 2,
+            **tiny_mixture(spec),
             "shared_expert_intermediate_size": 2 * spec.hidden_size,
-            "num_experts": EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
         }

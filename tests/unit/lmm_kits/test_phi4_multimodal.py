@@ -37,7 +37,7 @@ def test_an_images_features_do_not_depend_on_the_padding_of_its_neighbours(folde
     whole, padded = media_of(processor, (56, 56)), media_of(processor, (140, 84))
     assert whole["image_attention_mask"].all()
     assert not padded["image_attention_mask"].all()
-    alone, beside = features(model, whole), features(model, towers.merge_media([whole, padded]))
+    alone, beside = features(model, whole), features(model, KIT.merge_media([whole, padded]))
     torch.testing.assert_close(beside, alone, atol=1e-5, rtol=0)
 
 
@@ -63,7 +63,7 @@ def test_placeholders_are_counted_by_hand_and_as_the_processor_counts_them(size,
 
 def test_prompts_with_different_numbers_of_crops_are_joined_with_empty_ones(processor):
     small, wide = media_of(processor, (56, 56)), media_of(processor, (900, 500), (56, 84))
-    joined = towers.merge_media([small, wide])
+    joined = KIT.merge_media([small, wide])
     assert joined["image_pixel_values"].shape == (3, 7, 3, 448, 448)
     assert joined["image_attention_mask"].shape == (3, 7, 32, 32)
     assert joined["image_sizes"].tolist() == [[448, 448], [896, 1344], [448, 448]]
