@@ -215,10 +215,17 @@ class LmmKit(KitFacts, ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
-        """Do what `encode` does, for messages whose texts spell no special tokens."""
-        raw = self.bounded_media(processor, messages, RawMedia(images=images, videos=videos))
+        """Do what `encode` does, for messages whose texts spell no special tokens; resize media to their pixel bounds."""
+        self.check_taken(RawMedia(images=images, videos=videos))
+        shown = [
+            resized(image, self.shown_size(processor, part, *image.size))
+            for image, part in zip(images, images_of(messages), strict=True)
+        ]
+        bounded = [
+            self.bounded_video(processor, video, part) for video, part in zip(videos, videos_of(messages), strict=True)
+        ]
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self.encode_chat(processor, text, raw)
+        return self.encode_chat(processor, text, RawMedia(images=shown, videos=bounded))
 
     def encode_text(
         self, processor: Processor, text: str, *, images: Sequence[Image.Image], opens: bool
@@ -251,22 +258,6 @@ class LmmKit(KitFacts, ABC):
         for items, kind, taken in ((raw.images, "image", self.takes_images), (raw.videos, "video", self.takes_videos)):
             if items and not taken:
                 raise UserError(f"models of the kit {self.model_type} cannot take the {len(items)} {kind}(s) given")
-
-    def bounded_media(self, processor: Processor, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
-        """Return images and videos resized to the pixel bounds of their parts, as far as the kit lets users choose sizes.
-
-        Raises UserError for media that its models do not take.
-        """
-        self.check_taken(raw)
-        images = [
-            resized(image, self.shown_size(processor, part, *image.size))
-            for image, part in zip(raw.images, images_of(messages), strict=True)
-        ]
-        videos = [
-            self.bounded_video(processor, video, part)
-            for video, part in zip(raw.videos, videos_of(messages), strict=True)
-        ]
-        return RawMedia(images=images, videos=videos)
 
     def bounded_video(self, processor: Processor, video: Video, part: VideoPart) -> Video:
         """Return a video resized to the pixel bounds of its part; by default unchanged, for frames of one size."""
