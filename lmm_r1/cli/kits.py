@@ -22,7 +22,7 @@ from lmm_r1.cli.yaml_file import read_settings
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.registry import KITS, KitFacts, facts_of, read_facts
+from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.tasks import get_task
 
@@ -162,12 +162,12 @@ def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:
     Args:
         vllm_version: the installed version, shown for kits that vLLM runs.
     """
-    return [_row(read_facts(name), vllm_version=vllm_version) for name in KITS]
+    return [_row(get_kit(name), vllm_version=vllm_version) for name in KITS]
 
 
 def kit_notes() -> list[str]:
     """Return a sentence for each kit that vLLM cannot run, or computes other log-probs for."""
-    kits = [read_facts(name) for name in KITS]
+    kits = [get_kit(name) for name in KITS]
     refused = [f"{kit.model_type} does not support RL: {kit.engine_refusal}." for kit in kits if kit.engine_refusal]
     corrected = [
         f"{kit.model_type} is corrected in RL on CPUs: {kit.engine_disagreement}."
@@ -183,7 +183,7 @@ def markdown(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *(f"\n{note}" for note in notes)])
 
 
-def _row(kit: KitFacts, *, vllm_version: str) -> tuple[str, ...]:
+def _row(kit: LmmKit, *, vllm_version: str) -> tuple[str, ...]:
     rolls_out = kit.engine_refusal is None
     return (
         kit.model_type,
@@ -230,7 +230,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         max_len: tokens of a prompt with its response.
         settings: YAML of the run that it is measured for; None is this machine's defaults.
     """
-    facts = facts_of(path)
+    kit = kit_of(path)
     base = PPOConfig()
     if settings is not None:
         base = dotted.replace(base, read_settings(Path(settings), dotted.leaf_types(PPOConfig)))
@@ -239,7 +239,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         given = parity_flags(path, max_len=max_len, dtype=dtype, folder=Path(folder))
         config = resolve(dotted.replace(base, given))
         reward = {spread.__name__: spread}
-        write_rows(rows, path=path, max_len=max_len, takes_images=facts.takes_images)
+        write_rows(rows, path=path, max_len=max_len, takes_images=kit.takes_images)
         prepare_training(config, reward=reward)
         from lmm_r1.generation.codec import disagrees
         from lmm_r1.lmm_kits import Checkpoint
@@ -250,7 +250,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
     limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
     summary = (
-        f"{facts.model_type}: {path} in {config.ds.param_dtype}, {PROMPTS} prompts x {SAMPLES} responses of {max_len} tokens "
+        f"{kit.model_type}: {path} in {config.ds.param_dtype}, {PROMPTS} prompts x {SAMPLES} responses of {max_len} tokens "
         f"together; a mean |d| of {limit:g} is rounding"
     )
     gaps = gaps_of(log, corrected=disagrees(Checkpoint(path)), limit=limit)
@@ -259,7 +259,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         Parity(
             checkpoint=full_name(path),
             state=checkpoint_state(path),
-            kit=facts.model_type,
+            kit=kit.model_type,
             dtype=config.ds.param_dtype,
             max_len=max_len,
             device="CUDA" if cpu.has_cuda() else "CPU",

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+import numpy as np
 from PIL import Image
 
 from lmm_r1.config.shared import RowReadingConfig
 from lmm_r1.data.images import DEFAULT_FPS, Video, image_size, load_image, load_video, video_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of, with_images
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_ids, known_ids, placed
+from lmm_r1.lmm_kits.encoding import adds_special_tokens, known_ids, placed
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
 from lmm_r1.lmm_kits.plain_text import as_plain_prompt, text_ids
 from lmm_r1.lmm_kits.registry import kit_of
 
 if TYPE_CHECKING:
     import torch
-    from PIL import Image
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-    from lmm_r1.data.images import Video
 
 
 # The trained model adds this to the logits of banned tokens, while engines use minus infinity. The exponential of both
@@ -112,14 +110,21 @@ def outlined_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt
     """
     if row.plain:
         return encode_row(row, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
-    for image in images_of(row.messages):
-        _check_size(image, image_size(image, location=row.location), row, kit=kit, processor=processor)
+    sizes: list[tuple[ImagePart | VideoPart, tuple[int, int] | None]] = []
     videos = []
+    for image in images_of(row.messages):
+        sizes.append((image, image_size(image, location=row.location)))
     for video in videos_of(row.messages):
         size = video_size(video, location=row.location)
-        _check_size(video, size, row, kit=kit, processor=processor)
-        videos.append(_blank_video(size or (1, 1)))
+        sizes.append((video, size))
+        # Two black frames that take no memory, because a template that writes times needs frames.
+        width, height = size or (1, 1)
+        frames = np.broadcast_to(np.uint8(0), (2, height, width, 3))
+        videos.append(Video(frames=frames, fps=DEFAULT_FPS))
     with placed(row.location):
+        for part, shape in sizes:
+            if shape is not None:
+                kit.check_size(processor, part, width=shape[0], height=shape[1])
         ids = kit.render(processor, row.messages, add_generation_prompt=add_generation_prompt, videos=videos)
         outline = replace(EncodedPrompt.of_text(ids), videos=videos)
         if add_generation_prompt and row.prefill:
@@ -188,22 +193,6 @@ class ImageFitting:
         )
 
 
-def _check_size(
-    part: ImagePart | VideoPart, size: tuple[int, int] | None, row: Row, *, kit: LmmKit, processor: Any
-) -> None:
-    if size is not None:
-        with placed(row.location):
-            kit.check_size(processor, part, width=size[0], height=size[1])
-
-
-def _blank_video(size: tuple[int, int]) -> Video:
-    """Return two black frames that take no memory, because a template that writes times needs frames."""
-    import numpy as np
-
-    width, height = size
-    return Video(frames=np.broadcast_to(np.uint8(0), (2, height, width, 3)), fps=DEFAULT_FPS)
-
-
 def bordered_ids(row: Row, *, kit: LmmKit, processor: Any) -> tuple[list[int], int]:
     """Return a conversation's ids with borders at the texts of turns with media, and the border's id.
 
@@ -262,7 +251,8 @@ def plain_ids(row: Row, *, kit: LmmKit, processor: Any) -> list[list[int]]:
             parts.append([*text_ids(kit, processor, text), tokenizer.eos_token_id])
         else:
             reading, text = as_plain_prompt(kit, processor, message)
-            parts.append(list(chat_ids(kit.tokenizer_of(reading), text)))
+            own = kit.tokenizer_of(reading)
+            parts.append(own(text, add_special_tokens=adds_special_tokens(own, text=text))["input_ids"])
     if not kit.placeholder_ids(processor).isdisjoint(token for part in parts for token in part):
         raise UserError(f"{row.location}: the text holds a media token; take it out of the row")
     return parts
@@ -311,8 +301,7 @@ def encode_turn(
             f"the checkpoint's chat template refuses a turn of the role {message.role} after one of the model ({error}); "
             "let the environment answer as user"
         ) from error
-    begun = text_ids(kit, processor, prefill) if prefill else []
-    return replace(turn, token_ids=[*turn.token_ids, *begun], engine_token_ids=[*turn.engine_token_ids, *begun])
+    return _begun(turn, prefill, kit=kit, processor=processor) if prefill else turn
 
 
 def settle_ends(model: PreTrainedModel, *, kit: LmmKit, processor: Any) -> None:
@@ -367,7 +356,6 @@ def _shared_end(ids: Sequence[int], others: Sequence[int]) -> int:
 
 # In the order in which transformers searches for them; an index names the files of a model in several parts.
 _NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_LENGTH_BYTES = 8
 
 
 def check_weights(model_path: str) -> None:
@@ -375,6 +363,8 @@ def check_weights(model_path: str) -> None:
     folder = Path(model_path)
     if not folder.is_dir():
         return
+    from safetensors import SafetensorError, safe_open
+
     found = [folder / name for name in _NAMES if (folder / name).is_file()]
     if not found:
         raise UserError(f"{model_path}: no weights in this folder ({_NAMES[0]} or {_NAMES[1]}); copy them into it")
@@ -382,7 +372,12 @@ def check_weights(model_path: str) -> None:
         if not file.is_file():
             raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
         if file.suffix == ".safetensors":
-            _check_header(file)
+            try:
+                # Compares the file's length with its header; no tensor is read.
+                with safe_open(file, framework="np"):
+                    pass
+            except SafetensorError as error:
+                raise UserError(f"{file}: the weight file is damaged ({error}); copy it again") from error
 
 
 def quantization_of(config: Config) -> str | None:
@@ -444,62 +439,33 @@ def _parts(file: Path) -> list[Path]:
     return [file.parent / name for name in sorted(names)]
 
 
-def _check_header(file: Path) -> None:
-    """Compare a safetensors file's length with its header: the length of the header, the header, the tensors."""
-    from safetensors import SafetensorError, safe_open
-
-    length = file.stat().st_size
-    with file.open("rb") as stream:
-        header_length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        header = stream.read(header_length) if header_length <= length else b""
-    try:
-        tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
-        end = max(entry["data_offsets"][1] for entry in tensors)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(f"{file}: the weight file is damaged (its header cannot be read); copy it again") from error
-    promised = _LENGTH_BYTES + header_length + end
-    if length != promised:
-        raise UserError(f"{file}: the weight file has {length} bytes instead of {promised}; copy it again")
-    try:
-        # Checks the rest of the header; no tensor is read.
-        with safe_open(file, framework="np"):
-            pass
-    except SafetensorError as error:
-        raise UserError(f"{file}: the weight file is damaged ({error}); copy it again") from error
-
-
 def read_tensors(path: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
     """Return the tensors whose stored names are wanted, without reading the others.
 
     Args:
         path: a folder or a hub name.
     """
-    for single, index in (_NAMES[:2], _NAMES[2:]):
-        file = _stored_file(path, single)
-        if file is not None:
-            return _read(file, wanted)
-        if (listing := _stored_file(path, index)) is None:
-            continue
-        places = json.loads(listing.read_text(encoding="utf-8"))["weight_map"]
-        parts = sorted({part for name, part in places.items() if wanted(name)})
-        files = [_stored_file(path, part) for part in parts]
-        return {name: tensor for file in files if file is not None for name, tensor in _read(file, wanted).items()}
-    return {}
-
-
-def _stored_file(path: str, name: str) -> Path | None:
-    from transformers.utils import cached_file
-
-    file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    return None if file is None else Path(file)
-
-
-def _read(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
     import torch
     from safetensors import safe_open
+    from transformers.utils import cached_file
 
-    if file.suffix != ".safetensors":
-        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return {name: tensor for name, tensor in stored.items() if wanted(name)}
-    with safe_open(file, framework="pt") as weights:
-        return {name: weights.get_tensor(name) for name in weights.keys() if wanted(name)}
+    def stored(name: str) -> str | None:
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+
+    first = next((file for name in _NAMES if (file := stored(name)) is not None), None)
+    if first is None:
+        return {}
+    files = [first]
+    if first.endswith(".json"):
+        places = json.loads(Path(first).read_text(encoding="utf-8"))["weight_map"]
+        parts = sorted({part for name, part in places.items() if wanted(name)})
+        files = [file for part in parts if (file := stored(part)) is not None]
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        if file.endswith(".safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                found |= {name: weights.get_tensor(name) for name in weights.keys() if wanted(name)}
+        else:
+            held = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            found |= {name: tensor for name, tensor in held.items() if wanted(name)}
+    return found

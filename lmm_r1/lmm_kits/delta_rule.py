@@ -101,54 +101,39 @@ class ChunkTree:
 
     @classmethod
     def of(cls, tree: SegmentTree, *, size: int) -> ChunkTree:
-        levels: list[list[tuple[int, int]]] = []
-        parents: dict[tuple[int, int], tuple[int, int]] = {}
-        last: list[tuple[int, int]] = []
-        depth_of_last: list[int] = []
+        levels: list[list[tuple[int, int]]] = []  # of chunks: their segment, and their number within it
+        ends: list[tuple[int, int]] = []  # of segments: the level and the number of the last chunk
         for segment, (length, prefix) in enumerate(zip(tree.lengths, tree.prefixes, strict=True)):
-            depth = 0 if prefix is None else depth_of_last[prefix] + 1
-            count = max(1, -(-length // size))
+            first, count = 0 if prefix is None else ends[prefix][0] + 1, max(1, -(-length // size))
+            levels += [[] for _ in range(first + count - len(levels))]
             for number in range(count):
-                chunk = (segment, number)
-                if number:
-                    parents[chunk] = (segment, number - 1)
-                elif prefix is not None:
-                    parents[chunk] = last[prefix]
-                if depth + number == len(levels):
-                    levels.append([])
-                levels[depth + number].append(chunk)
-            last.append((segment, count - 1))
-            depth_of_last.append(depth + count - 1)
-        return cls._ordered(tree, size, levels, parents, last)
-
-    @classmethod
-    def _ordered(
-        cls,
-        tree: SegmentTree,
-        size: int,
-        levels: list[list[tuple[int, int]]],
-        parents: dict[tuple[int, int], tuple[int, int]],
-        last: list[tuple[int, int]],
-    ) -> ChunkTree:
+                levels[first + number].append((segment, number))
+            ends.append((first + count - 1, count - 1))
         order = {chunk: place for place, chunk in enumerate(chunk for level in levels for chunk in level)}
         starts = torch.tensor([tree.starts[segment] + number * size for segment, number in order])
-        ends = torch.tensor([tree.starts[segment] + tree.lengths[segment] for segment, _ in order])
+        stops = torch.tensor([tree.starts[segment] + tree.lengths[segment] for segment, _ in order])
         tokens = starts[:, None] + torch.arange(size)
-        tokens = torch.where(tokens < ends[:, None], tokens, tree.length)
+        tokens = torch.where(tokens < stops[:, None], tokens, tree.length)
         places = torch.empty(tree.length, dtype=torch.long)
         filled = tokens.flatten() < tree.length
         places[tokens.flatten()[filled]] = filled.nonzero().flatten()
-        made, first, before = [], 0, 0
+        made, start, before = [], 0, 0
         for level in levels:
-            # Chunks with a parent have it in the level before.
-            above = torch.tensor([order[parents[chunk]] - before if chunk in parents else -1 for chunk in level])
-            made.append(ChunkLevel(chunks=slice(first, first + len(level)), parents=above.to(tree.device)))
-            first, before = first + len(level), first
+            parents = []
+            for segment, number in level:
+                prefix = tree.prefixes[segment]
+                parent = (segment, number - 1) if number else None if prefix is None else (prefix, ends[prefix][1])
+                # It is in the level before.
+                parents.append(-1 if parent is None else order[parent] - before)
+            chunks = slice(start, start + len(level))
+            made.append(ChunkLevel(chunks=chunks, parents=torch.tensor(parents, device=tree.device)))
+            start, before = chunks.stop, start
+        last = [order[segment, number] for segment, (_, number) in enumerate(ends)]
         return cls(
             tokens=tokens.to(tree.device),
             places=places.to(tree.device),
             levels=tuple(made),
-            last=torch.tensor([order[chunk] for chunk in last], device=tree.device),
+            last=torch.tensor(last, device=tree.device),
         )
 
 

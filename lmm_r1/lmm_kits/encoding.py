@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,11 +64,6 @@ def adds_special_tokens(tokenizer: PreTrainedTokenizerBase, *, text: str) -> boo
     return tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the ids of a rendered chat, with exactly one start token if the tokenizer has one."""
-    return tokenizer(text, add_special_tokens=adds_special_tokens(tokenizer, text=text))["input_ids"]
-
-
 def part_lists(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the turns for a chat template with every content as a list of parts, for templates that skip strings."""
     return [
@@ -77,19 +72,26 @@ def part_lists(messages: Sequence[Message]) -> list[dict[str, object]]:
     ]
 
 
-def with_one_text(turn: Mapping[str, Any], *, separator: str) -> Mapping[str, Any]:
-    """Return a turn whose text parts are joined into one string; a turn with media stays as it is."""
-    content = turn["content"]
-    if isinstance(content, str) or any(part["type"] != "text" for part in content):
-        return turn
-    return {**turn, "content": separator.join(part["text"] for part in content)}
+def joined_texts(messages: Sequence[Message], *, separator: str, role: str | None = None) -> list[Mapping[str, Any]]:
+    """Return the turns for a chat template, with text parts joined into one string; turns with media stay as they are.
+
+    Args:
+        role: whose texts are joined; everybody's by default.
+    """
+
+    def joined(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = turn["content"]
+        if isinstance(content, str) or any(part["type"] != "text" for part in content):
+            return turn
+        return {**turn, "content": separator.join(part["text"] for part in content)}
+
+    return [joined(turn) if role in (None, turn["role"]) else turn for turn in to_chat(messages)]
 
 
-def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
+def check_typed_media(messages: Sequence[Message], *, media_texts: re.Pattern[str]) -> None:
     """Raise UserError if a text holds a media token, which would refer to an image that does not exist."""
-    texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
-    typed = [token for token in media_tokens for text in texts if token in text]
-    if typed:
+    texts = (part.text for message in messages for part in message.parts if isinstance(part, TextPart))
+    if typed := next(filter(None, map(media_texts.search, texts)), None):
         raise UserError(f"the text of a message holds the media token {typed[0]}; take it out of the row")
 
 
@@ -231,31 +233,20 @@ def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_p
     return rows, columns
 
 
-def image_limits(processor: ProcessorMixin) -> tuple[int, int]:
-    """Return the processor's own bounds on the pixels of an image."""
-    size = processor.image_processor.size
-    return size["shortest_edge"], size["longest_edge"]
-
-
-def bounded_image(image: Image.Image, part: ImagePart, *, limits: tuple[int, int], factor: int = 1) -> Image.Image:
-    """Resize an image to its part's pixel bounds, as far as the processor's limits allow.
-
-    Both training and rollouts get the resized image, so that both cut it into the same patches.
-
-    Args:
-        limits: the fewest and the most pixels that the processor scales an image to.
-        factor: sides become multiples of it.
-    """
-    if part.min_pixels is None and part.max_pixels is None:
-        return image
-    size = bounded_image_size(part, width=image.width, height=image.height, limits=limits, factor=factor)
-    return image.resize(size, Image.Resampling.BICUBIC)
+def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Return an image of this width and height, which both training and rollouts get; the same image if it has them."""
+    return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
 
 
 def bounded_image_size(
     part: ImagePart | VideoPart, *, width: int, height: int, limits: tuple[int, int], factor: int = 1
 ) -> tuple[int, int]:
-    """Return the width and height to which `bounded_image` resizes an image of this size."""
+    """Return the width and height of an image of this size within its part's pixel bounds, as far as `limits` allow.
+
+    Args:
+        limits: the fewest and the most pixels that the processor scales an image to.
+        factor: sides become multiples of it.
+    """
     if part.min_pixels is None and part.max_pixels is None:
         return width, height
     lowest, highest = limits
@@ -263,24 +254,6 @@ def bounded_image_size(
     lowest = min(max(lowest, part.min_pixels or lowest), highest)
     rows, columns = bounded_size(height=height, width=width, factor=factor, min_pixels=lowest, max_pixels=highest)
     return columns, rows
-
-
-def shown_within(
-    limits: tuple[int, int],
-    images: Sequence[ImagePart],
-    sizes: Sequence[tuple[int, int]],
-    *,
-    tokens: Callable[[int, int], int],
-    factor: int = 1,
-) -> list[tuple[tuple[int, int], int]]:
-    """Return the (width, height) of each image within its bounds, and the number of its tokens.
-
-    Args:
-        tokens: returns that of an image of such a width and height.
-    """
-    pairs = zip(images, sizes, strict=True)
-    shown = [bounded_image_size(part, width=w, height=h, limits=limits, factor=factor) for part, (w, h) in pairs]
-    return [(size, tokens(*size)) for size in shown]
 
 
 def bounded_video(processor: ProcessorMixin, video: Video, part: VideoPart, *, frames_together: int = 1) -> Video:
@@ -346,6 +319,6 @@ def video_metadata(video: Video) -> dict[str, object]:
 
 
 def images_refused(sizes: Iterable[tuple[int, int]], error: ValueError) -> UserError:
-    """Return the error for a row whose images, given by width and height, an image processor refuses."""
+    """Return the error for a row whose images or videos, given by width and height, a processor refuses."""
     listed = ", ".join(f"{width}x{height}" for width, height in sizes)
-    return UserError(f"the image processor refuses the images ({listed}): {error}; take the row out")
+    return UserError(f"the processor refuses the images or videos ({listed}): {error}; take the row out")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from transformers import (
@@ -17,7 +18,7 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message
 from lmm_r1.lmm_kits.encoding import part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, heads_of, text_settings
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
@@ -69,7 +70,9 @@ class JanusKit(LmmKit):
     config_class = JanusConfig
     model_class = JanusForConditionalGeneration
     processor_class = JanusProcessor
+    media_tokens = (IMAGE, IMAGE_START, IMAGE_END)
     tokenizer_adds_start = True
+    template_leaves_turn_open = True
     engine_refusal = (
         "vLLM has no model class for it, and its Transformers backend takes only models whose attention it can replace"
     )
@@ -85,41 +88,20 @@ class JanusKit(LmmKit):
     )
     tiny_tokens = TINY_TOKENS
 
-    def chat_text(self, processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        text = super().chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        end = processor.tokenizer.eos_token
-        # The template leaves the last turn open. A finished answer ends as it does before further messages.
-        if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):
-            text += end
-        return text
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        return part_lists(messages)
 
-    def apply_template(
-        self, processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
-        return processor.apply_chat_template(
-            part_lists(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-
-    def encode_chat(self, processor: JanusProcessor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
-        if raw.images:
-            return super().encode_chat(processor, text, raw, opens=opens)
-        return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=()))
-
-    def engine_ids(self, processor: JanusProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: JanusProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         # The processor puts the default system prompt before the text, and the tokenizer the start token before both.
-        special = self.adds_start(processor, text, opens=True)
+        special = self.adds_start(processor, text, opens=opens)
         image = f"{processor.image_start_token}{processor.image_token}{processor.image_end_token}"
         marked = text.replace(processor.image_token, image)
         return processor(text=[marked], add_special_tokens=special, return_tensors="pt")["input_ids"][0].tolist()
 
     def placeholder_ids(self, processor: JanusProcessor) -> frozenset[int]:
         return frozenset({processor.tokenizer.convert_tokens_to_ids(processor.image_token)})
-
-    def media_marks(self, processor: JanusProcessor) -> tuple[str, ...]:
-        return _media_tokens(processor.tokenizer)
-
-    def media_token_ids(self, config: JanusConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        return {config.image_token_id, *tokenizer.convert_tokens_to_ids(_media_tokens(tokenizer))}
 
     def filler_media(self, config: JanusConfig) -> tuple[list[int], Media]:
         """Return a black image with its placeholders; all images have one size."""
@@ -162,7 +144,3 @@ class JanusKit(LmmKit):
             "use_default_system_prompt": True,
             "num_image_tokens": IMAGE_TOKENS,
         }
-
-
-def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
-    return tokenizer.image_token, tokenizer.boi_token, tokenizer.eoi_token

@@ -5,158 +5,56 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.messages import images_of, to_chat, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     adds_special_tokens,
     any_of,
+    bounded_image_size,
     channels_first,
     check_image_marks,
     check_placeholders,
     check_typed_media,
     collapse_runs,
     ids_beyond_tokenizer,
+    images_refused,
     known_ids,
     load_image_processor,
+    resized,
     text_positions,
     video_metadata,
+)
+from lmm_r1.lmm_kits.kit_facts import (
+    Config,
+    EncodedPrompt,
+    EngineArguments,
+    KitFacts,
+    Media,
+    Processor,
+    RawMedia,
+    RouterScores,
 )
 from lmm_r1.lmm_kits.plain_text import as_bordered_text, as_text
 
 if TYPE_CHECKING:
     import torch
     from PIL import Image
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from lmm_r1.data.images import Video
     from lmm_r1.data.messages import ImagePart, Message, VideoPart
-    from lmm_r1.lmm_kits.features import FeaturePoint
-    from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens
-
-Media: TypeAlias = dict[str, "torch.Tensor"]
-"""Media tensors of one prompt or of one batch, with the names of the arguments of the model's forward."""
-Config: TypeAlias = Any
-"""What `load_config` returns: a `PretrainedConfig` of the kit's `config_class`."""
-Processor: TypeAlias = Any
-"""What `load_processor` returns: a processor of the kit's `processor_class`, or a plain tokenizer."""
-EngineArguments: TypeAlias = dict[str, dict[str, Any]]
-"""What `engine_arguments` returns: settings of vLLM with the names of its arguments."""
-RouterScores = Literal["softmax", "sigmoid"]
-"""Whether routers score all experts together or each expert by itself."""
+    from lmm_r1.lmm_kits.tiny_model import TinyModelSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class RawMedia:
-    """Decoded images and videos of a conversation, in the order of their marks."""
-
-    images: Sequence[Image.Image] = ()
-    videos: Sequence[Video] = ()
-
-    def encoded(self, *, token_ids: list[int], engine_token_ids: list[int], media: Media) -> EncodedPrompt:
-        """Return these media as an encoded prompt with its ids and media tensors."""
-        return EncodedPrompt(
-            token_ids=token_ids,
-            engine_token_ids=engine_token_ids,
-            images=list(self.images),
-            media=media,
-            videos=list(self.videos),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedPrompt:
-    """One prompt, encoded once for its whole group of samples."""
-
-    token_ids: list[int]
-    """Ids for training: every image is expanded to its full run of placeholders."""
-    engine_token_ids: list[int]
-    """Ids for vLLM: with one placeholder per image or video, which vLLM expands itself."""
-    images: list[Image.Image]
-    """The images in the order of their placeholders, resized to their pixel bounds."""
-    media: Media | None
-    """Media tensors for the training forward; None for a text prompt."""
-    videos: list[Video] = field(default_factory=list)
-    """The videos in the order of their placeholders, as both sides cut them into patches."""
-    image_scales: tuple[tuple[float, float], ...] = ()
-    """For each image, the factors (x, y) that turn coordinates which the model writes into pixels of the stored image.
-    Empty if the kit does not define them."""
-    image_ids: tuple[str, ...] = ()
-    """A name for each image, by which an engine recognises it without comparing pixels; may be empty."""
-
-    @classmethod
-    def of_text(cls, token_ids: list[int]) -> EncodedPrompt:
-        """Return a prompt without images and videos."""
-        return cls(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
-
-
-class LmmKit(ABC):
+class LmmKit(KitFacts, ABC):
     """Everything that depends on one architecture.
 
     A subclass sets the attributes without a value, implements the abstract methods, and overrides what its architecture
     does differently. A kit has no state, so that it can be pickled for a Ray worker.
     """
-
-    model_type: ClassVar[str]
-    """The `model_type` of the checkpoint's config, which is also the registry's key."""
-    checkpoints: ClassVar[str]
-    """The released checkpoints that it serves, for the table of `lmm-r1 kits`: "Qwen2.5-VL"."""
-    config_class: ClassVar[type[PretrainedConfig]]
-    """`load_config`, `load_model` and `load_processor` load this class and the next two."""
-    model_class: ClassVar[type[PreTrainedModel]]
-    processor_class: ClassVar[type[ProcessorMixin]]
-    other_processors: ClassVar[tuple[type[ProcessorMixin], ...]] = ()
-    """Further classes of processors that checkpoints may have."""
-
-    takes_images: ClassVar[bool] = True
-    takes_videos: ClassVar[bool] = False
-    media_tokens: ClassVar[tuple[str, ...]] = ()
-    """The texts of all media tokens, for kits that do not read them from the processor (`media_marks`)."""
-    media_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
-    """Names of the media tensors that the processor makes."""
-    tokenizer_adds_start: ClassVar[bool] = False
-    """Whether the tokenizer adds the start token if the chat template does not write it."""
-    writes_thousandths: ClassVar[bool] = False
-    """Whether the releases write coordinates from 0 to 1000, whatever the size of the image."""
-    spoken_tokens: ClassVar[tuple[str, ...]] = ()
-    """Special tokens that the releases read and write as words, such as the marks around a box; in a text they are tokens."""
-    engine_wants_times: ClassVar[bool] = False
-    """Whether vLLM takes videos as pairs of frames and metadata about their times."""
-    engine_architecture: ClassVar[str | None] = None
-    """The name in `engine_plugin` of our own class for vLLM, if the kit always needs it."""
-    takes_flash_attention: ClassVar[bool] = False
-    """Whether `--ds.attn_implementation auto` may choose flash attention, which supports only causal attention."""
-    takes_4bit: ClassVar[bool] = True
-    """Whether `--ds.load_in_4bit` takes its models: not those whose experts are one tensor a layer."""
-    engine_refusal: ClassVar[str | None] = None
-    """Why vLLM cannot run this architecture, which can then be trained with SFT but not with RL; None if vLLM can."""
-    engine_disagreement: ClassVar[str | None] = None
-    """Why vLLM's CPU backend computes other log-probs than the model does of images; None if they agree."""
-
-    refusals: ClassVar[Mapping[str, str]] = {}
-    """Why models have no adapters ("lora"), 4-bit weights ("4bit"), value heads ("critic"), frozen towers ("freezing"),
-    packed sequences ("packed") or shared prefixes ("shared_prefix"); kits that are derived say so of what no check confirms."""
-
-    logit_cap: ClassVar[str | None] = None
-    """What the text config calls the cap of the logits; None if models of the architecture have none."""
-    bidirectional_within_window: ClassVar[bool] = False
-    """Whether only layers with a sliding window let `bidirectional_token_ids` attend in both directions."""
-    vision_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names of vision tower parameters in `model.named_parameters()`."""
-    projector_prefixes: ClassVar[tuple[str, ...]] = ()
-    language_prefixes: ClassVar[tuple[str, ...]] = ("model.language_model.", "lm_head.")
-    """Prefixes of all other parameters; LoRA adapts their linear layers except the output layer."""
-    untrained_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of parameters that none of our losses reaches (an audio tower, an unused pooling head)."""
-    feature_points: ClassVar[tuple[FeaturePoint, ...]] = ()
-    """Calls that compute features of images, in the order in which they are tried: with the projector, then the tower."""
-    zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
-    """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
-    tiny_tokens: ClassVar[TinyTokens]
-    """Special tokens and chat template of its tiny models."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self)
@@ -165,31 +63,46 @@ class LmmKit(ABC):
         return hash(type(self))
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> Config:
-        return self.config_class.from_pretrained(path)
+        """Load the config; raises UserError for features of the vision tower other than those of the releases."""
+        config = self.config_class.from_pretrained(path, trust_remote_code=trust_remote_code)
+        if self.vision_features is not None:
+            given = (config.vision_feature_layer, config.vision_feature_select_strategy)
+            if given != self.vision_features:
+                raise UserError(
+                    f"{path}: vision_feature_layer {given[0]} and vision_feature_select_strategy {given[1]} are not "
+                    f"supported; the releases have {self.vision_features[0]} and {self.vision_features[1]}"
+                )
+        return config
 
     def load_model(
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
         """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
 
-        Raises UserError if the checkpoint lacks some of its weights.
+        Raises UserError if the checkpoint lacks some of its weights, or flash attention cannot be used.
         """
+        if self.flash_refusal is not None and "flash" in attn_implementation:
+            raise UserError(
+                f"--ds.attn_implementation {attn_implementation}: {self.flash_refusal}; give --ds.attn_implementation sdpa"
+            )
         model, report = self.model_class.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
+            path,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **kwargs,
         )
-        self.check_complete(model, report["missing_keys"], path=path)
-        return self.adapt(model)
-
-    def check_complete(self, model: PreTrainedModel, missing: Iterable[str], *, path: str) -> None:
-        """Raise UserError if weights are missing that a loss reaches: transformers initialises them at random."""
         # A value model's checkpoint names its head, and has no output layer.
         absent = ("lm_head.",) if hasattr(model.config, "value_head_prefix") else ()
-        lacking = sorted(name for name in missing if not name.startswith((*self.untrained_prefixes, *absent)))
-        if lacking:
+        untrained = (*self.untrained_prefixes, *absent)
+        # Transformers initialises missing weights at random.
+        if lacking := sorted(name for name in report["missing_keys"] if not name.startswith(untrained)):
             raise UserError(
                 f"{path}: {len(lacking)} weights are not in this checkpoint, {lacking[0]} among them; copy the original "
                 "model's weight files into it"
             )
+        return self.adapt(model)
 
     def check(self, capability: str, *, flag: str) -> None:
         """Raise UserError, with the flag that asks for it, if models of the kit do not have a capability."""
@@ -226,8 +139,13 @@ class LmmKit(ABC):
         return processor
 
     def prepare_processor(self, processor: Processor, path: str) -> None:
-        """Check and change a loaded processor as the kit needs it; raises UserError if it cannot be used."""
-        return None
+        """Check and change a loaded processor as the kit needs it; raises UserError if it cannot be used.
+
+        By default, `turn_end` becomes the end token, which training and rollouts need.
+        """
+        tokenizer = processor.tokenizer
+        if self.turn_end and self.turn_end in str(processor.chat_template) and self.turn_end in tokenizer.get_vocab():
+            tokenizer.eos_token = self.turn_end
 
     def save_processor(self, processor: Processor, folder: str | Path) -> None:
         """Write processor, tokenizer and chat template."""
@@ -297,10 +215,17 @@ class LmmKit(ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
-        """Do what `encode` does, for messages whose texts spell no special tokens."""
-        raw = self.bounded_media(processor, messages, RawMedia(images=images, videos=videos))
+        """Do what `encode` does, for messages whose texts spell no special tokens; resize media to their pixel bounds."""
+        self.check_taken(RawMedia(images=images, videos=videos))
+        shown = [
+            resized(image, self.shown_size(processor, part, *image.size))
+            for image, part in zip(images, images_of(messages), strict=True)
+        ]
+        bounded = [
+            self.bounded_video(processor, video, part) for video, part in zip(videos, videos_of(messages), strict=True)
+        ]
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self.encode_chat(processor, text, raw)
+        return self.encode_chat(processor, text, RawMedia(images=shown, videos=bounded))
 
     def encode_text(
         self, processor: Processor, text: str, *, images: Sequence[Image.Image], opens: bool
@@ -320,52 +245,80 @@ class LmmKit(ABC):
             raise UserError(
                 f"a {self.model_type} takes conversations alone, and no text with the chat template's marks"
             )
-        mark = self.image_mark(processor)
-        others = [token for token in self.media_marks(processor) if token != mark]
-        check_image_marks(text, mark=mark, media_tokens=others, given=len(images))
-        return self.encode_chat(processor, text, RawMedia(images=images), opens=opens)
+        raw = RawMedia(images=images)
+        self.check_taken(raw)
+        if self.takes_images:
+            mark = self.image_mark(processor)
+            others = [token for token in self.media_marks(processor) if token != mark]
+            check_image_marks(text, mark=mark, media_tokens=others, given=len(images))
+        return self.encode_chat(processor, text, raw, opens=opens)
 
-    def bounded_media(self, processor: Processor, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
-        """Return images and videos resized to the pixel bounds of their parts.
+    def check_taken(self, raw: RawMedia) -> None:
+        """Raise UserError for media that models of the kit do not take."""
+        for items, kind, taken in ((raw.images, "image", self.takes_images), (raw.videos, "video", self.takes_videos)):
+            if items and not taken:
+                raise UserError(f"models of the kit {self.model_type} cannot take the {len(items)} {kind}(s) given")
 
-        By default they stay as they are, for processors that scale every image to a size of their own.
-        """
-        return raw
+    def bounded_video(self, processor: Processor, video: Video, part: VideoPart) -> Video:
+        """Return a video resized to the pixel bounds of its part; by default unchanged, for frames of one size."""
+        return video
 
     def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return a conversation as the chat template writes it, with its marks of images and videos.
 
         Raises UserError if a text holds a media token or the template does not write one placeholder per image or video.
         """
-        check_typed_media(messages, media_tokens=self.media_marks(processor))
+        check_typed_media(messages, media_texts=self.media_texts(processor))
         text = self.apply_template(processor, messages, add_generation_prompt=add_generation_prompt)
-        check_placeholders(text.count(self.image_token(processor)), given=len(images_of(messages)), kind="images")
+        check_placeholders(self.images_written(processor, text), given=len(images_of(messages)), kind="images")
         if self.takes_videos:
-            check_placeholders(text.count(self.video_token(processor)), given=len(videos_of(messages)), kind="videos")
+            check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
+        if self.template_leaves_turn_open and not add_generation_prompt and messages[-1].role == "assistant":
+            end = processor.tokenizer.eos_token
+            text = text.removesuffix(end) + end
         return text
+
+    def images_written(self, processor: Processor, text: str) -> int:
+        """Return for how many images the chat template has written marks."""
+        return text.count(self.image_token(processor))
 
     def apply_template(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return the text that the chat template makes of a conversation, without any check."""
-        return processor.apply_chat_template(
-            to_chat(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        chat = self.template_turns(messages)
+        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        """Return the turns in the form that the chat template takes."""
+        return to_chat(messages)
 
     def encode_chat(self, processor: Processor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
-        """Encode a text with the chat template's marks; by default, the processor makes ids and tensors of all images."""
-        if not raw.images:
-            return EncodedPrompt.of_text(self.text_ids(processor, text, opens=opens))
+        """Encode a text with the chat template's marks; by default, the processor makes ids and tensors of all media.
+
+        Raises UserError if the processor refuses them.
+        """
+        if not raw.images and not raw.videos:
+            return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=(), opens=opens))
+        media: dict[str, Any] = {"images": list(raw.images)} if raw.images else {}
+        if raw.videos:
+            media["videos"] = [channels_first(video) for video in raw.videos]
+            media["video_metadata"] = [video_metadata(video) for video in raw.videos]
+            media["do_sample_frames"] = False
         special = self.adds_start(processor, text, opens=opens)
-        batch = processor(text=[text], images=list(raw.images), add_special_tokens=special, return_tensors="pt")
-        token_ids = batch["input_ids"][0].tolist()
+        try:
+            batch = processor(text=[text], **media, add_special_tokens=special, return_tensors="pt")
+        except ValueError as error:
+            sizes = [image.size for image in raw.images]
+            sizes += [(video.frames.shape[2], video.frames.shape[1]) for video in raw.videos]
+            raise images_refused(sizes, error) from error
         return raw.encoded(
-            token_ids=token_ids,
-            engine_token_ids=self.collapsed(processor, token_ids),
-            media={key: batch[key] for key in self.media_keys},
+            token_ids=batch["input_ids"][0].tolist(),
+            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos, opens=opens),
+            media={key: batch[key] for key in self.media_keys if key in batch},
         )
 
-    def engine_ids(self, processor: Processor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(self, processor: Processor, text: str, *, videos: Sequence[Video], opens: bool = True) -> list[int]:
         """Return a rendered chat's ids for vLLM, with one placeholder per image or video; by default it has them already."""
-        return self.text_ids(processor, text)
+        return self.text_ids(processor, text, opens=opens)
 
     def text_ids(self, processor: Processor, text: str, *, opens: bool = True) -> list[int]:
         """Return the tokenizer's ids of a text with the chat template's marks."""
@@ -383,11 +336,31 @@ class LmmKit(ABC):
         """
         return None
 
+    def side_factor(self, processor: Processor) -> int:
+        """Return the number of which the sides of a resized image are multiples."""
+        return 1
+
+    def tokens_of_size(self, processor: Processor, width: int, height: int) -> int:
+        """Return an image's number of tokens, which only kits with `pixel_limits` need; raises ValueError for a refused size."""
+        return 0
+
+    def shown_size(
+        self, processor: Processor, part: ImagePart | VideoPart, width: int, height: int
+    ) -> tuple[int, int]:
+        """Return the width and height to which an image is resized because of its pixel bounds."""
+        if (limits := self.pixel_limits(processor)) is None:
+            return width, height
+        factor = self.side_factor(processor)
+        return bounded_image_size(part, width=width, height=height, limits=limits, factor=factor)
+
     def shown_images(
         self, processor: Processor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
     ) -> list[tuple[tuple[int, int], int]] | None:
         """Return the size within its bounds and the number of tokens of each image; None if its size cannot be chosen."""
-        return None
+        if self.pixel_limits(processor) is None:
+            return None
+        shown = [self.shown_size(processor, part, *size) for part, size in zip(images, sizes, strict=True)]
+        return [(size, self.tokens_of_size(processor, *size)) for size in shown]
 
     def image_scales(
         self, processor: Processor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
@@ -404,16 +377,16 @@ class LmmKit(ABC):
         return tuple((width / 1000, height / 1000) for width, height in sizes)
 
     def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
-        """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses; most take every size."""
-        return None
+        """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses."""
+        size = self.shown_size(processor, part, width, height)
+        try:
+            self.tokens_of_size(processor, *size)
+        except ValueError as error:
+            raise images_refused([size], error) from error
 
     def image_token(self, processor: Processor) -> str:
         """Return the token that the chat template writes once per image."""
         return processor.image_token
-
-    def video_token(self, processor: Processor) -> str:
-        """Return the token that the chat template writes once per video."""
-        return processor.video_token
 
     def image_mark(self, processor: Processor) -> str:
         """Return all that the chat template writes for an image: its token, with the markers around it if there are any."""
@@ -428,8 +401,9 @@ class LmmKit(ABC):
         return any_of(self.media_marks(processor))
 
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
-        """Return the ids that `encode` repeats once per image patch."""
-        return frozenset({processor.image_token_id})
+        """Return the ids that `encode` repeats once per patch of an image or a video."""
+        videos = {processor.video_token_id} if self.takes_videos else set()
+        return frozenset({processor.image_token_id, *videos})
 
     def media_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids of all tokens that only images and videos have: placeholders, and what `media_texts` matches."""
@@ -461,9 +435,10 @@ class LmmKit(ABC):
         counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
         limits = {kind: most for kind, (taken, most) in counts.items() if taken}
         arguments: EngineArguments = {"limit_mm_per_prompt": limits} if limits else {}
-        if self.engine_architecture is not None:
-            arguments["hf_overrides"] = {"architectures": [self.engine_architecture]}
-        return arguments
+        overrides: dict[str, Any] = {"text_config": dict(self.engine_text_config)} if self.engine_text_config else {}
+        if architecture := self.engine_architecture or (self.video_engine_architecture if max_videos else None):
+            overrides["architectures"] = [architecture]
+        return {**arguments, "hf_overrides": overrides} if overrides else arguments
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
         """Return images, and videos as frames (N, 3, H, W), for vLLM's `multi_modal_data`; empty for a text prompt."""
@@ -477,14 +452,25 @@ class LmmKit(ABC):
         self, config: Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
     ) -> dict[str, torch.Tensor]:
         """Return the arguments of the model's forward besides ids and mask for a padded batch (B, T): positions, media."""
-        return {"position_ids": text_positions(attention_mask), **(media or {})}
+        inputs = {"position_ids": text_positions(attention_mask), **(media or {})}
+        if media is not None and self.image_types_input is not None and self.bidirectional_token_ids(config):
+            inputs[self.image_types_input] = (sequences == config.image_token_id).long()
+        return inputs
 
     def merge_media(self, media: Sequence[Media]) -> Media:
         """Join the media tensors of several prompts in row order: along their first dimension, key by key."""
         import torch
+        from torch.nn.functional import pad
 
-        keys = {key: None for item in media for key in item}
-        return {key: torch.cat([item[key] for item in media if key in item]) for key in keys}
+        merged = {}
+        for key in {key: None for item in media for key in item}:
+            tensors = [item[key] for item in media if key in item]
+            if key in self.padded_media:
+                longest, value = max(tensor.shape[1] for tensor in tensors), self.padded_media[key]
+                inner = (0, 0) * (tensors[0].dim() - 2)
+                tensors = [pad(one, (*inner, 0, longest - one.shape[1]), value=value) for one in tensors]
+            merged[key] = torch.cat(tensors)
+        return merged
 
     def in_one_tower_run(self, config: Config, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the forward's arguments for a batch or a packed sequence, changed so that the vision tower runs once.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from PIL import Image
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -19,23 +17,17 @@ from transformers import (
     Qwen2Config,
 )
 
-from lmm_r1.data.messages import Message, Part, TextPart
+from lmm_r1.data.messages import Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, RouterScores
-from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings
+from lmm_r1.lmm_kits.kit import LmmKit, RouterScores
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings
 
 TINY_TOKENS = TinyTokens(
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    chat_template=(
-        "{%- if messages[0].role != 'system' %}"
-        "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif -%}"
-        "{%- for message in messages %}"
-        "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-        "{%- endfor -%}"
-        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif -%}"
-    ),
+    chat_template=chatml({}, default_system=True),
 )
+
 
 # Inputs of a forward and settings of a config that are not text.
 _MEDIA_INPUTS = frozenset({"pixel_values", "input_features", "image_patches"})
@@ -63,28 +55,12 @@ class LanguageModelKit(LmmKit):
 
     model_type = "llm"
     checkpoints = "any plain language model"
+    config_class = AutoConfig
+    model_class = AutoModelForCausalLM
     takes_images = False
     takes_flash_attention = True
     language_prefixes = ("",)
     tiny_tokens = TINY_TOKENS
-
-    def load_config(self, path: str, *, trust_remote_code: bool) -> PretrainedConfig:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> PreTrainedModel:
-        """Load the model with its generation cache off; raises UserError if the checkpoint lacks some of its weights."""
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            **kwargs,
-        )
-        self.check_complete(model, report["missing_keys"], path=path)
-        return self.adapt(model)
 
     def model_class_of(self, config: PretrainedConfig) -> type[PreTrainedModel]:
         """Return transformers' class; raises UserError for an architecture whose code comes with the checkpoint."""
@@ -110,41 +86,19 @@ class LanguageModelKit(LmmKit):
     def tokenizer_of(self, processor: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         return processor
 
-    def bounded_media(
-        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], raw: RawMedia
-    ) -> RawMedia:
-        """Raise UserError for a conversation with images or videos."""
-        if raw.images or raw.videos:
-            given = f"{len(raw.images)} image(s)" if raw.images else f"{len(raw.videos)} video(s)"
-            raise UserError(f"a plain language model cannot take the {given} of this row")
-        return raw
-
     def chat_text(
         self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
         # Chat templates of language models take only strings; text parts are joined as vLLM's server joins them.
-        chat = [{"role": turn.role, "content": "\n".join(map(_text_of, turn.parts))} for turn in messages]
+        texts = ([part.text for part in turn.parts if isinstance(part, TextPart)] for turn in messages)
+        chat = [{"role": turn.role, "content": "\n".join(said)} for turn, said in zip(messages, texts, strict=True)]
         return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-
-    def encode_text(
-        self, processor: PreTrainedTokenizerBase, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        """Encode a text with the chat template's marks, including the start token if the template writes one."""
-        if images:
-            raise UserError(f"a plain language model cannot take the {len(images)} image(s) of a text")
-        return EncodedPrompt.of_text(self.text_ids(processor, text))
 
     def placeholder_ids(self, processor: PreTrainedTokenizerBase) -> frozenset[int]:
         return frozenset()
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return set()
-
-    def forward_inputs(
-        self, config: PretrainedConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
-    ) -> dict[str, torch.Tensor]:
-        assert media is None, "a plain language model got media tensors"
-        return super().forward_inputs(config, sequences, attention_mask, media)
 
     def router_scores(self, config: PretrainedConfig) -> RouterScores | None:
         return _ROUTER_SCORES.get(config.model_type, "softmax")
@@ -161,11 +115,6 @@ class LanguageModelKit(LmmKit):
 
     def tiny_processor(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         return tokenizer
-
-
-def _text_of(part: Part) -> str:
-    assert isinstance(part, TextPart), "the kit takes only text"
-    return part.text
 
 
 def refusal_of(model_type: str) -> str | None:
@@ -188,7 +137,9 @@ def refusal_of(model_type: str) -> str | None:
     inputs = inspect.signature(model.forward).parameters
     if _MEDIA_INPUTS & inputs.keys() or any(word in name for name in config.sub_configs for word in _MEDIA_CONFIGS):
         return "it takes images or sound"
-    if getattr(config, "is_encoder_decoder", False) or _is_encoder(config, inputs):
+    # Attention is bidirectional by default in BERT and in decoders that read an encoder.
+    encoder = hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs
+    if encoder or getattr(config, "is_encoder_decoder", False):
         return "it is an encoder, or one with a decoder"
     if "position_ids" not in inputs:
         return "its forward takes no positions, without which rows of a batch cannot be padded or packed"
@@ -197,8 +148,3 @@ def refusal_of(model_type: str) -> str | None:
     if not model._supports_sdpa:
         return "transformers computes its attention in a way of its own only, not by SDPA"
     return _FOUND.get(model_type)
-
-
-def _is_encoder(config: type, inputs: Container[str]) -> bool:
-    """Return whether its attention is bidirectional by default, as in BERT and in decoders that read an encoder."""
-    return hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs

@@ -223,31 +223,27 @@ def _said(role: str, text: str) -> Message:
 
 def _copied(kit: LmmKit, processor: Processor) -> Processor:
     """Return a copy of the processor whose tokenizer removes marks, made once: a large vocabulary takes seconds."""
-    known = _known(kit, processor)
-    if known.copied is None:
-        known.copied = _copy_without_marks(kit, processor, known.control)
-    return known.copied
-
-
-def _copy_without_marks(kit: LmmKit, processor: Processor, control: re.Pattern[str]) -> Processor:
     from tokenizers import AddedToken, normalizers, pre_tokenizers
 
+    known = _known(kit, processor)
+    if known.copied is not None:
+        return known.copied
     if not kit.tokenizer_of(processor).is_fast:
         raise UserError(
             "a text spells a special token of this checkpoint, whose tokenizer has no fast form and cannot read that as text; "
             "take it out of the text"
         )
-    own = copy.deepcopy(processor)
-    tokenizer = kit.tokenizer_of(own)
+    known.copied = copy.deepcopy(processor)
+    tokenizer = kit.tokenizer_of(known.copied)
     backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder.values()
-    if any(token.normalized and control.fullmatch(token.content) for token in added):
+    if any(token.normalized and known.control.fullmatch(token.content) for token in added):
         # The tokenizer also searches for such tokens after the normalization.
         splits = [pre_tokenizers.Split(MARK, behavior="removed"), *_given(backend.pre_tokenizer)]
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     else:
         backend.normalizer = normalizers.Sequence([normalizers.Replace(MARK, ""), *_given(backend.normalizer)])
     tokenizer.add_tokens([AddedToken(BORDER, special=True, normalized=False)], special_tokens=True)
-    return own
+    return known.copied
 
 
 def _given(step: Any) -> list[Any]:

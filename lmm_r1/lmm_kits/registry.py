@@ -1,8 +1,7 @@
-"""Finds the kit of a checkpoint by the `model_type` of its config, and reads facts about kits without importing them."""
+"""Finds the kit of a checkpoint by the `model_type` of its config, and the configs of released checkpoints."""
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import functools
 import importlib
@@ -10,7 +9,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -228,81 +226,10 @@ def _llm_refusal(
     return "transformers has no causal language model of that name"
 
 
-_ROOT = Path(__file__).resolve().parent
-_PACKAGE = __name__.rpartition(".")[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KitFacts:
-    """Attributes of `LmmKit` with the same names; a kit's class sets them to literals."""
-
-    model_type: str
-    checkpoints: str
-    takes_images: bool
-    takes_videos: bool
-    takes_4bit: bool
-    engine_refusal: str | None
-    engine_disagreement: str | None
-
-
-_NAMES = tuple(fact.name for fact in fields(KitFacts))
-
-
-def facts_of(model_path: str) -> KitFacts:
-    """Return the facts of a checkpoint's kit, without importing one of `KITS`; raises UserError if it has none."""
-    kit = _given_or_stored(model_path)
-    return KitFacts(**{name: getattr(kit, name) for name in _NAMES}) if kit else read_facts(kit_name_of(model_path))
-
-
-def read_facts(name: str) -> KitFacts:
-    """Return the facts of the kit called `name` in the registry, without importing it."""
-    module, _, class_name = KITS[name].partition(":")
-    stated: dict[str, Any] = {}
-    for body in _bodies(_parsed(module), class_name):
-        for node in body:
-            if isinstance(node, ast.Assign) and (fact := _target(node)) in _NAMES:
-                stated.setdefault(fact, ast.literal_eval(node.value))
-    # The base class has a default for each fact that no class states.
-    return KitFacts(**{fact: stated[fact] if fact in stated else getattr(LmmKit, fact) for fact in _NAMES})
-
-
-def _bodies(module: ast.Module, class_name: str) -> Iterator[list[ast.stmt]]:
-    """Yield the body of a class, then of its base class, and so on, up to `LmmKit`."""
-    while class_name != LmmKit.__name__:
-        found = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name]
-        if not found:
-            module = _parsed(_origin(module, class_name))
-            continue
-        yield found[0].body
-        (base,) = found[0].bases
-        assert isinstance(base, ast.Name), f"{class_name} names its base class"
-        class_name = base.id
-
-
-def _origin(module: ast.Module, name: str) -> str:
-    imports = [node for node in module.body if isinstance(node, ast.ImportFrom)]
-    (origin,) = (node.module for node in imports if any(alias.name == name for alias in node.names))
-    assert origin is not None, "kits are imported by absolute names"
-    return origin
-
-
-def _parsed(module: str) -> ast.Module:
-    place = _ROOT.joinpath(*module.removeprefix(f"{_PACKAGE}.").split("."))
-    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    return ast.parse(file.read_text(encoding="utf-8"))
-
-
-def _target(node: ast.Assign) -> str:
-    return node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
-
-
-FILE = "released.json"
-
-
 @functools.cache
 def released_configs() -> Mapping[str, Mapping[str, Any]]:
     """Return for each name the settings of its config.json that determine its size (`config`), and its `parameters`."""
-    return json.loads((resources.files("lmm_r1.lmm_kits") / FILE).read_text(encoding="utf-8"))
+    return json.loads((resources.files("lmm_r1.lmm_kits") / "released.json").read_text(encoding="utf-8"))
 
 
 @functools.cache

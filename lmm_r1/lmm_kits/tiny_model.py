@@ -56,6 +56,38 @@ class TinyTokens:
     """Tokens at which the generation config ends responses; by default the end token."""
 
 
+# A turn of ChatML with text and media in place.
+_CHATML = """\
+{%- for turn in messages -%}
+{{- '<|im_start|>' + turn.role + '\\n' -}}
+{%- if turn.content is string -%}
+{{- turn.content -}}
+{%- else -%}
+{%- for part in turn.content -%}
+{{- part.text if part.type == 'text' else MARKS[part.type] -}}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+_DEFAULT_SYSTEM = """\
+{%- if messages[0].role != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
+{%- endif -%}
+"""
+
+
+def chatml(marks: Mapping[str, str], *, default_system: bool = False) -> str:
+    """Return the chat template of many releases.
+
+    Args:
+        marks: what it writes for an image or a video, by the type of the part.
+        default_system: whether a conversation without a system turn gets one.
+    """
+    return (_DEFAULT_SYSTEM if default_system else "") + _CHATML.replace("MARKS", repr(dict(marks)))
+
+
 def write_tiny(kit: LmmKit, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> None:
     """Write a random checkpoint of the kit's classes, its processor and chat template to `folder`."""
     import torch
@@ -69,6 +101,8 @@ def write_tiny(kit: LmmKit, spec: TinyModelSpec, corpus: Iterable[str], folder: 
     model.generation_config.eos_token_id = ends or tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
+    if kit.tiny_tower_as_released:
+        name_tower_as_released(folder)
     kit.save_processor(kit.tiny_processor(tokenizer), folder)
 
 
@@ -175,14 +209,7 @@ def train_named_tokenizer(
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
-    tokenizer = train_tokenizer(
-        corpus,
-        vocab_size=vocab_size,
-        special_tokens=tokens.special,
-        eos_token=tokens.end,
-        pad_token=tokens.padding,
-        chat_template=tokens.chat_template,
-    )
+    tokenizer = train_tokenizer(tokens, corpus, vocab_size=vocab_size)
     if tokens.first is not None:
         number = tokenizer.convert_tokens_to_ids(tokens.first)
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -195,13 +222,7 @@ def train_named_tokenizer(
 
 
 def train_tokenizer(
-    corpus: Iterable[str],
-    *,
-    vocab_size: int | None = None,
-    special_tokens: Sequence[str],
-    eos_token: str,
-    pad_token: str,
-    chat_template: str,
+    tokens: TinyTokens, corpus: Iterable[str], *, vocab_size: int | None = None
 ) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer: 256 bytes and merges, then the special tokens.
 
@@ -225,12 +246,12 @@ def train_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_special_tokens(list(special_tokens))
+    tokenizer.add_special_tokens(list(tokens.special))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=eos_token,
-        pad_token=pad_token,
-        chat_template=chat_template,
+        eos_token=tokens.end,
+        pad_token=tokens.padding,
+        chat_template=tokens.chat_template,
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
     )

@@ -18,7 +18,6 @@ NOT_YET_RENAMED = {
     "ConvertConfig",
     "Generation",
     "Phi3VForCausalLM",
-    "Phi3VImageEmbedding",
     "Plan",
 }
 """Names that still have several classes. Remove a name when its classes are renamed; never add one."""

@@ -1,14 +1,13 @@
 """The table of kits: what `lmm-r1 kits` prints, and the copy of it in docs/kits.md."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.tiny_models import altered
 
 from lmm_r1.cli import kits
-from lmm_r1.lmm_kits import KITS
-from lmm_r1.lmm_kits.registry import read_facts
+from lmm_r1.lmm_kits import KITS, get_kit
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.search(r'"vllm==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
@@ -21,11 +20,11 @@ def test_the_docs_show_the_table_of_the_kits():
 
 
 def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
-    trains_only = replace(
-        read_facts("llm"), engine_refusal="it has no class for it", takes_images=True, checkpoints="Some-1B"
+    trains_only = altered(
+        get_kit("llm"), engine_refusal="it has no class for it", takes_images=True, checkpoints="Some-1B"
     )
     monkeypatch.setattr(kits, "KITS", {"some": "nowhere"})
-    monkeypatch.setattr(kits, "read_facts", lambda name: trains_only)
+    monkeypatch.setattr(kits, "get_kit", lambda name: trains_only)
     (row,) = kits.kit_rows(vllm_version="1.2.3")
     named = dict(zip(kits.COLUMNS, row, strict=True))
     assert named == {

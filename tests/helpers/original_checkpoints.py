@@ -11,7 +11,7 @@ from helpers.tiny_models import CORPUS
 from safetensors.torch import save_file
 from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
 
-from lmm_r1.lmm_kits.tiny_model import train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import TinyTokens, train_tokenizer
 
 # Flags that not every version has; where they are missing, notes say so.
 # data.val_batch_size, what LoRA adapts, and what is shown of a validation.
@@ -412,14 +412,8 @@ def original_weights(model: Phi4MultimodalForCausalLM, factors: dict[str, torch.
 
 def build_original(folder: Path) -> Phi4MultimodalForCausalLM:
     """Write the checkpoint; return the native model with the image adapter's products added."""
-    tokenizer = train_tokenizer(
-        CORPUS,
-        vocab_size=300,
-        special_tokens=SPECIAL_TOKENS,
-        eos_token="<|endoftext|>",
-        pad_token="<|endoftext|>",
-        chat_template=ORIGINAL_TEMPLATE,
-    )
+    tokens = TinyTokens(special=tuple(SPECIAL_TOKENS), end="<|endoftext|>", chat_template=ORIGINAL_TEMPLATE)
+    tokenizer = train_tokenizer(tokens, CORPUS, vocab_size=300)
     tokenizer.save_pretrained(folder)
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
     model = native_model(len(tokenizer), ids)

@@ -229,7 +229,7 @@ BAD_MODELS = {
     "damaged config": (overwrite("config.json", '{"model_type": '), ["config.json: not valid JSON (", "; copy the"]),
     "config of another kind": (overwrite("config.json", "[]"), ["config.json: a JSON object is needed, not list"]),
     "no weights": (remove("model.safetensors"), ["no weights in this folder (model.safetensors or ", "; copy them"]),
-    "cut weights": (cut_weights, ["model.safetensors: the weight file has ", " bytes instead of ", "; copy it again"]),
+    "cut weights": (cut_weights, ["model.safetensors: the weight file is damaged (", "; copy it again"]),
 }
 
 

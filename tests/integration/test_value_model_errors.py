@@ -72,4 +72,4 @@ def test_a_critic_whose_weights_are_cut_short_is_refused(error, tiny_checkpoint,
     file = tmp_path / "cut" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
     said = error(critic__model_name_or_path=tmp_path / "cut", reward__remote_url="reward.py")
-    assert said.startswith(f"{file}: the weight file has")
+    assert said.startswith(f"{file}: the weight file is damaged")

@@ -17,19 +17,11 @@ from transformers import (
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
 from lmm_r1.lmm_kits.kit import LmmKit, Media
-from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings, tower_settings
 
 TINY_TOKENS = TinyTokens(
     special=(
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<pad>",
-        "<|img|>",
-        "<fim_prefix>",
-        "<fim_middle>",
-        "<fim_suffix>",
-        "<|im_start|>",
+        *("<unk>", "<s>", "</s>", "<pad>", "<|img|>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<|im_start|>"),
         # The released tokenizer spells <|im_end|> in several tokens, and its users stop at the text. Here it is one
         # token and the end token, as training and sampling need it.
         "<|im_end|>",
@@ -38,24 +30,7 @@ TINY_TOKENS = TinyTokens(
     names={"image_token": "<|img|>"},
     roles={"unk_token": "<unk>"},
     # No default system turn; images in place between the markers of infilling.
-    chat_template="""\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message.role + '\\n' -}}
-{%- if message.content is string -%}
-{{- message.content -}}
-{%- else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}
-{{- '<fim_prefix><|img|><fim_suffix>' -}}
-{%- elif part.type == 'text' -%}
-{{- part.text -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-""",
+    chat_template=chatml({"image": "<fim_prefix><|img|><fim_suffix>"}),
 )
 # The processor knows two sizes of an image. The released model cuts them into 35 x 35 and 70 x 70 patches, which become
 # 128 and 256 tokens; larger patches and a sixteenth of the tokens keep the tiny model fast.

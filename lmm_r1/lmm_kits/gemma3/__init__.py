@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 from transformers import (
     Gemma3Config,
@@ -18,16 +17,15 @@ from transformers import (
 )
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import Message, to_chat
+from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import with_one_text
+from lmm_r1.lmm_kits.encoding import joined_texts
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.tiny_model import (
     HEAD_DIM,
     TinyModelSpec,
     TinyTokens,
-    name_tower_as_released,
     show_places,
     text_settings,
     tower_settings,
@@ -109,84 +107,43 @@ class Gemma3Kit(LmmKit):
         FeaturePoint(owner="model", method="get_image_features", projects=True, reads="pooler_output"),
         FeaturePoint(owner="model.vision_tower", reads="last_hidden_state"),
     )
+    flash_refusal = "its attention within images would be causal, because it takes no mask"
+    turn_end = END_OF_TURN
+    # Without these token types the model attends causally within images, without a warning.
+    image_types_input = "token_type_ids"
     # The releases have no pooling head; one in a checkpoint would be computed, but nothing reads its output.
     untrained_prefixes = ("model.vision_tower.head.",)
     tiny_tokens = TINY_TOKENS
-
-    def load_model(self, path: str, **settings: Any) -> Gemma3ForConditionalGeneration:
-        """Load the model; raises UserError for flash attention.
-
-        Transformers' flash attention takes no mask: attention within images would be causal, without a warning.
-        """
-        attention = settings["attn_implementation"]
-        if "flash" in attention:
-            raise UserError(
-                f"--ds.attn_implementation {attention}: flash attention cannot let the tokens of an image "
-                "attend to each other in both directions, as Gemma 3 does; give --ds.attn_implementation sdpa"
-            )
-        return super().load_model(path, **settings)
+    tiny_tower_as_released = True
 
     def prepare_processor(self, processor: Gemma3Processor, path: str) -> None:
-        """Set the end token to the one that ends an assistant's turn.
-
-        Released tokenizers name `<eos>`, which ends a document, while the chat template ends turns with `<end_of_turn>`
-        and the generation config stops at both. Training and rollouts need the token that the model samples.
-
-        Raises UserError if the checkpoint wants images cut into crops.
-        """
+        """Set the end token; raises UserError if the checkpoint wants images cut into crops."""
+        super().prepare_processor(processor, path)
         if processor.image_processor.do_pan_and_scan:
             raise UserError(
                 f"{path}: do_pan_and_scan is true in this checkpoint's image processor, but crops of images are "
                 "supported neither in training (transformers' processor does not follow the setting) nor in rollouts; "
                 "set it to false"
             )
-        tokenizer = processor.tokenizer
-        if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
-            tokenizer.eos_token = END_OF_TURN
 
-    def apply_template(
-        self, processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         # The released template writes the first text part of a system turn and drops the others.
-        chat = [
-            with_one_text(turn, separator="\n") if turn["role"] == "system" else turn for turn in to_chat(messages)
-        ]
-        try:
-            return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-        except jinja2.TemplateError as error:
-            roles = ", ".join(message.role for message in messages)
-            raise UserError(
-                f"the checkpoint's chat template refuses the messages of a row, whose roles are {roles} ({error}); after a "
-                "system turn, which is text, user and assistant must take turns, the user first"
-            ) from error
+        return joined_texts(messages, separator="\n", role="system")
 
     def image_token(self, processor: Gemma3Processor) -> str:
         return processor.boi_token
 
-    def engine_ids(self, processor: Gemma3Processor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: Gemma3Processor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         # The blank lines that the processor puts around an image merge with line breaks of the text next to it.
         token = processor.tokenizer.image_token
         image = processor.full_image_sequence.replace(token * processor.image_seq_length, token)
-        return self.text_ids(processor, text.replace(processor.boi_token, image))
+        return self.text_ids(processor, text.replace(processor.boi_token, image), opens=opens)
 
     def placeholder_ids(self, processor: Gemma3Processor) -> frozenset[int]:
         # (processor.image_token_id is that of <start_of_image>)
         return frozenset({processor.tokenizer.image_token_id})
-
-    def media_token_ids(self, config: Gemma3Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        return {config.boi_token_index, config.eoi_token_index, config.image_token_index}
-
-    def forward_inputs(
-        self, config: Gemma3Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
-    ) -> dict[str, torch.Tensor]:
-        """Return positions (B, T), and for a batch with images its media and which tokens are an image's, (B, T).
-
-        Without these token types the model attends causally within images, without a warning.
-        """
-        inputs = super().forward_inputs(config, sequences, attention_mask, media)
-        if media is None:
-            return inputs
-        return {**inputs, "token_type_ids": (sequences == config.image_token_index).long()}
 
     def bidirectional_token_ids(self, config: Gemma3Config) -> frozenset[int]:
         """Return the placeholder: the tokens of an image see each other, within the window of sliding layers."""
@@ -201,10 +158,6 @@ class Gemma3Kit(LmmKit):
             config.eoi_token_index,
         ]
         return ids, {"pixel_values": torch.zeros(1, vision.num_channels, vision.image_size, vision.image_size)}
-
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        super().build_tiny(spec, tokenizer_corpus, folder)
-        name_tower_as_released(folder)
 
     def tiny_tokenizer(self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> GemmaTokenizer:
         """Return a tokenizer of the released class, which names `<eos>` as its end token, as the released ones do."""

@@ -18,11 +18,11 @@ from transformers import (
     GemmaTokenizer,
     PreTrainedTokenizerBase,
 )
+from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, VideoPart, to_chat
-from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import images_refused, with_one_text
+from lmm_r1.data.messages import Message
+from lmm_r1.lmm_kits.encoding import joined_texts
 from lmm_r1.lmm_kits.features import FeaturePoint, Item
 from lmm_r1.lmm_kits.kit import LmmKit, Media, Processor
 from lmm_r1.lmm_kits.tiny_model import (
@@ -113,6 +113,7 @@ class Gemma4Kit(LmmKit):
     processor_class = Gemma4Processor
     media_tokens = (*TINY_TOKENS.names.values(), VIDEO_TOKEN)
     media_keys = ("pixel_values", "image_position_ids")
+    padded_media = {"pixel_values": 0, "image_position_ids": -1}
     tokenizer_adds_start = True
     bidirectional_within_window = True
     logit_cap = "final_logit_softcapping"
@@ -122,6 +123,9 @@ class Gemma4Kit(LmmKit):
         "in the 26B and 31B releases, tokens of an image attend to each other; vLLM's CPU backend lets a token attend only "
         "to those before it"
     )
+    flash_refusal = "it takes neither heads of 512 dimensions nor the mask of attention within images"
+    turn_end = END_OF_TURN
+    image_types_input = "mm_token_type_ids"
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.embed_vision.",)
     untrained_prefixes = ("model.audio_tower.", "model.embed_audio.")
@@ -130,67 +134,32 @@ class Gemma4Kit(LmmKit):
     )
     tiny_tokens = TINY_TOKENS
 
-    def load_model(self, path: str, **settings: Any) -> Gemma4ForConditionalGeneration:
-        """Load the model; raises UserError for flash attention.
-
-        The heads of full attention layers are wider than flash attention takes, and it takes no mask for images.
-        """
-        attention = settings["attn_implementation"]
-        if "flash" in attention:
-            raise UserError(
-                f"--ds.attn_implementation {attention}: flash attention does not take Gemma 4's heads of 512 dimensions "
-                "and its attention within images; give --ds.attn_implementation sdpa"
-            )
-        return super().load_model(path, **settings)
-
-    def prepare_processor(self, processor: Gemma4Processor, path: str) -> None:
-        """Set the end token to the one that ends an assistant's turn; released tokenizers name `<eos>`."""
-        tokenizer = processor.tokenizer
-        if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
-            tokenizer.eos_token = END_OF_TURN
-
-    def apply_template(
-        self, processor: Gemma4Processor, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         # The released template joins the texts of a system turn with spaces and ends them with one.
-        chat = [
-            with_one_text(turn, separator="\n") if turn["role"] == "system" else turn for turn in to_chat(messages)
-        ]
-        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return joined_texts(messages, separator="\n", role="system")
 
-    def engine_ids(self, processor: Gemma4Processor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: Gemma4Processor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         image = f"{processor.boi_token}{processor.image_token}{processor.eoi_token}"
-        return self.text_ids(processor, text.replace(processor.image_token, image))
+        return self.text_ids(processor, text.replace(processor.image_token, image), opens=opens)
 
     def media_token_ids(self, config: Gemma4Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         named = (config.boi_token_id, config.eoi_token_id, config.boa_token_id, config.eoa_token_index)
         more = {token for token in (*named, config.audio_token_id, config.video_token_id) if token is not None}
         return super().media_token_ids(config, tokenizer) | more
 
-    def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
-        """Raise UserError for an image that the processor would scale to nothing."""
-        from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
-
+    def tokens_of_size(self, processor: Processor, width: int, height: int) -> int:
+        """Return the most tokens of an image; raises ValueError for one that the processor would scale to nothing."""
         images = processor.image_processor
-        try:
-            get_aspect_ratio_preserving_size(
-                height=height,
-                width=width,
-                patch_size=images.patch_size,
-                max_patches=images.max_soft_tokens * images.pooling_kernel_size**2,
-                pooling_kernel_size=images.pooling_kernel_size,
-            )
-        except ValueError as error:
-            raise images_refused([(width, height)], error) from error
-
-    def forward_inputs(
-        self, config: Gemma4Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
-    ) -> dict[str, torch.Tensor]:
-        """Return positions (B, T), and for a batch with images its media and which tokens are an image's, (B, T)."""
-        inputs = super().forward_inputs(config, sequences, attention_mask, media)
-        if media is None or not self.bidirectional_token_ids(config):
-            return inputs
-        return {**inputs, "mm_token_type_ids": (sequences == config.image_token_id).long()}
+        get_aspect_ratio_preserving_size(
+            height=height,
+            width=width,
+            patch_size=images.patch_size,
+            max_patches=images.max_soft_tokens * images.pooling_kernel_size**2,
+            pooling_kernel_size=images.pooling_kernel_size,
+        )
+        return images.max_soft_tokens
 
     def bidirectional_token_ids(self, config: Gemma4Config) -> frozenset[int]:
         """Return the placeholder if the tokens of an image see each other, which only sliding layers allow."""
@@ -211,11 +180,6 @@ class Gemma4Kit(LmmKit):
             "pixel_values": pixels,
             "image_position_ids": places,
         }
-
-    def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the images of several prompts, padded to the most patches."""
-        most = max(item["pixel_values"].shape[1] for item in media)
-        return {key: torch.cat([_padded(item[key], most) for item in media]) for key in self.media_keys}
 
     def cut_inputs(self, language_model: Any, inputs: Mapping[str, Any], tokens: slice) -> dict[str, object]:
         """Return a language model's inputs for some of a sequence's T tokens, with their per-layer inputs (1, T, L, C)."""
@@ -275,12 +239,8 @@ class Gemma4Kit(LmmKit):
                 "initializer_range": spec.hidden_size**-0.5,
             },
             audio_config=None,
-            boi_token_id=ids(TINY_TOKENS.names["boi_token"]),
-            eoi_token_id=ids(TINY_TOKENS.names["eoi_token"]),
-            image_token_id=ids(TINY_TOKENS.names["image_token"]),
-            boa_token_id=ids(TINY_TOKENS.names["boa_token"]),
             eoa_token_index=ids(TINY_TOKENS.names["eoa_token"]),
-            audio_token_id=ids(TINY_TOKENS.names["audio_token"]),
+            **{f"{name}_id": ids(token) for name, token in TINY_TOKENS.names.items() if name != "eoa_token"},
             video_token_id=ids(VIDEO_TOKEN),
             initializer_range=spec.hidden_size**-0.5,
             tie_word_embeddings=spec.tie_embeddings,
@@ -305,9 +265,3 @@ class Gemma4Kit(LmmKit):
             "feature_extractor": Gemma4AudioFeatureExtractor(),
             "image_seq_length": TOKENS_PER_IMAGE,
         }
-
-
-def _padded(tensor: torch.Tensor, patches: int) -> torch.Tensor:
-    """Return patches (N, P, C) or their places (N, P, 2) of images with as many patches, padded as the processor does."""
-    value = 0 if tensor.is_floating_point() else -1
-    return torch.nn.functional.pad(tensor, (0, 0, 0, patches - tensor.shape[1]), value=value)

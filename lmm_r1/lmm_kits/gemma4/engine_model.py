@@ -52,12 +52,9 @@ class Gemma4EngineModel(gemma4_mm.Gemma4ForConditionalGeneration):
             for name, _ in self.named_parameters()
             if name.startswith("language_model.")
             and name.endswith(".k_norm.weight")
-            and self._shares_keys(name.removesuffix(".k_norm.weight"))
+            and self.get_submodule(name.removesuffix(".k_norm.weight")).is_kv_shared_layer
         }
         return super().load_weights(weights) | unused
-
-    def _shares_keys(self, attention: str) -> bool:
-        return self.get_submodule(attention).is_kv_shared_layer
 
     def _process_image_input(self, image_input: gemma4_mm.Gemma4ImageInputs) -> list[torch.Tensor]:
         if not current_platform.is_cpu():

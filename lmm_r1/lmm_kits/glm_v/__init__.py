@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import (
@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import Message, TextPart, VideoPart, to_chat
+from lmm_r1.data.messages import Message, TextPart, VideoPart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, with_one_text
-from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, RouterScores
+from lmm_r1.lmm_kits.encoding import bounded_steps, joined_texts, known_ids
+from lmm_r1.lmm_kits.kit import EncodedPrompt, RouterScores
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
 
@@ -36,25 +36,13 @@ WRITTEN_ROLES = frozenset({"system", "user", "assistant"})
 
 
 MEDIA_TOKENS = (
-    "<|begin_of_image|>",
-    "<|end_of_image|>",
-    "<|begin_of_video|>",
-    "<|end_of_video|>",
-    "<|image|>",
-    "<|video|>",
+    *(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")),
+    *("<|image|>", "<|video|>"),
 )
 TINY_TOKENS = TinyTokens(
     special=(
-        "<|endoftext|>",
-        "[MASK]",
-        "[gMASK]",
-        "[sMASK]",
-        "<sop>",
-        "<eop>",
-        "<|system|>",
-        "<|user|>",
-        "<|assistant|>",
-        "<|observation|>",
+        *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"),
+        *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
         *MEDIA_TOKENS,
     ),
     end="<|endoftext|>",
@@ -86,13 +74,7 @@ VIDEO_PIXELS = {"shortest_edge": 2 * 56 * 56, "longest_edge": 28 * 28 * 4096}
 # `qwen_vl` explains why the base is so small.
 ROPE = {"rope_type": "default", "rope_theta": 10.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
 # Two groups of experts, of which a token takes one, as a release could; those so far have one group.
-TINY_ROUTING = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "routed_scaling_factor": 1.5,
-}
+TINY_ROUTING = {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
 
 
@@ -103,11 +85,8 @@ class GlmVKit(QwenVlKit):
     """
 
     writes_thousandths = True
+    template_leaves_turn_open = True
     spoken_tokens = ("<|begin_of_box|>", "<|end_of_box|>")
-    engine_class: ClassVar[str]
-    """The name under which `engine_plugin` has the class of `engine_model`."""
-    engine_text_config: ClassVar[Mapping[str, Any]]
-    """Settings of the language model's config that vLLM reads and transformers' class does not have."""
     # Releases before GLM-4.6V have the first. They write the seconds of a video differently: 4, or 4.0 seconds.
     other_processors = (Glm4vProcessor, Glm46VProcessor)
     media_tokens = MEDIA_TOKENS
@@ -134,26 +113,25 @@ class GlmVKit(QwenVlKit):
     def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return a conversation as the chat template writes it; raises UserError if the template omits a message."""
         text = super().chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        _check_roles(messages, text)
-        end = processor.tokenizer.eos_token
-        # A finished answer ends as it does before a further turn of the user.
-        if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):
-            text += end
+        for message in messages:
+            parts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)]
+            if message.role not in WRITTEN_ROLES and not all(part in text for part in parts):
+                raise UserError(
+                    f"the checkpoint's chat template does not write a message of the role {message.role}; give it the "
+                    "role user, or take the row out"
+                )
         return text
 
-    def apply_template(
-        self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         # The released template writes several text parts as a Python list, except in the user's turns.
-        chat = [with_one_text(turn, separator="") for turn in to_chat(messages)]
-        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return joined_texts(messages, separator="")
 
     def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
         return bounded_steps(processor, video, part)
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
         """Return half of the processor's settings, which count an image as the two frames of a step."""
-        lowest, highest = image_limits(processor)
+        lowest, highest = super().pixel_limits(processor)
         frames = processor.image_processor.temporal_patch_size
         return -(-lowest // frames), highest // frames
 
@@ -171,22 +149,13 @@ class GlmVKit(QwenVlKit):
 
     def spoken_end_ids(self, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
         """Return the tag that ends an answer: one token, at which the release's generation config also ends responses."""
-        token = tokenizer.convert_tokens_to_ids(END_OF_ANSWER)
-        return frozenset() if token is None or token == tokenizer.unk_token_id else frozenset({token})
+        return frozenset(known_ids(tokenizer, (END_OF_ANSWER,)))
 
     def grids_as_images(self, grids: torch.Tensor) -> torch.Tensor:
         """Return one grid for each step of each video (S, 3), because the tower looks positions up image by image."""
         steps = grids.repeat_interleave(grids[:, 0], dim=0)
         steps[:, 0] = 1
         return steps
-
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's limits, and for rows with videos the class of `engine_model`, which takes several."""
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        overrides: dict[str, object] = {"text_config": dict(self.engine_text_config)}
-        if max_videos:
-            overrides["architectures"] = [self.engine_class]
-        return {**limits, "hf_overrides": overrides}
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
         """Return images, and videos with their times, with a setting by which vLLM keeps all frames."""
@@ -215,17 +184,6 @@ class GlmVKit(QwenVlKit):
         }
 
 
-def _check_roles(messages: Sequence[Message], text: str) -> None:
-    """Raise UserError if the template omits a message: the released one knows three roles."""
-    for message in messages:
-        parts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)]
-        if message.role not in WRITTEN_ROLES and not all(part in text for part in parts):
-            raise UserError(
-                f"the checkpoint's chat template does not write a message of the role {message.role}; give it the role "
-                "user, or take the row out"
-            )
-
-
 class Glm4vKit(GlmVKit):
     """GLM-4.1V and GLM-4.6V-Flash, the dense models, with two norms around each attention and each MLP."""
 
@@ -234,7 +192,7 @@ class Glm4vKit(GlmVKit):
     config_class = Glm4vConfig
     model_class = Glm4vForConditionalGeneration
     processor_class = Glm4vProcessor
-    engine_class = "LmmR1Glm4vForConditionalGeneration"
+    video_engine_architecture = "LmmR1Glm4vForConditionalGeneration"
     # Always so in transformers' model.
     engine_text_config = {"attention_bias": True}
     # It reads the weight of its position embedding without running the module, and ZeRO-3 gathers only what runs.
@@ -260,7 +218,7 @@ class Glm4vMoeKit(GlmVKit):
     config_class = Glm4vMoeConfig
     model_class = Glm4vMoeForConditionalGeneration
     processor_class = Glm46VProcessor
-    engine_class = "LmmR1Glm4vMoeForConditionalGeneration"
+    engine_architecture = "LmmR1Glm4vMoeForConditionalGeneration"  # also without videos, for a tied output layer
     # Neither transformers' model nor any release with images has norms of queries and keys.
     engine_text_config = {"use_qk_norm": False}
     zero3_leaf_classes = ("Glm4vMoeVisionEmbeddings", "Glm4vMoeTextMoE")
@@ -269,15 +227,11 @@ class Glm4vMoeKit(GlmVKit):
     def router_scores(self, config: Glm4vMoeConfig) -> RouterScores:
         return "sigmoid"
 
-    def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's arguments with the class of `engine_model`, whose output layer may be tied, also without videos."""
-        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        return {**arguments, "hf_overrides": {**arguments["hf_overrides"], "architectures": [self.engine_class]}}
-
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             **super().tiny_text(spec),
             **TINY_ROUTING,
+            "routed_scaling_factor": 1.5,
             "head_dim": HEAD_DIM,
             # All sizes of a layer differ, so that a transposed tensor fits nowhere.
             "moe_intermediate_size": 3 * spec.hidden_size // 2,

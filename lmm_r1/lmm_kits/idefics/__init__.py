@@ -85,7 +85,6 @@ class IdeficsKit(LmmKit):
     """
 
     media_keys = ("pixel_values", "pixel_attention_mask")
-
     vision_prefixes = ("model.vision_model.",)
     projector_prefixes = ("model.connector.",)
     feature_points = (
@@ -100,6 +99,7 @@ class IdeficsKit(LmmKit):
         FeaturePoint(owner="model.vision_model", reads="last_hidden_state"),
     )
     language_prefixes = ("model.text_model.", "lm_head.")
+    turn_end = END_OF_TURN
     tiny_tokens = TINY_TOKENS
 
     def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -114,15 +114,13 @@ class IdeficsKit(LmmKit):
 
         Raises UserError if a token is missing, or images are not scaled to the tower's one size.
         """
-        tokenizer = processor.tokenizer
-        check_tokens(tokenizer, {IMAGE, AROUND_IMAGE, WHOLE_IMAGE}, path=path)
+        check_tokens(processor.tokenizer, {IMAGE, AROUND_IMAGE, WHOLE_IMAGE}, path=path)
         if not (processor.image_processor.do_resize and processor.image_processor.do_pad):
             raise UserError(
                 f"{path}: do_resize or do_pad is false in this checkpoint's image processor, but all tiles must have the "
                 "vision tower's one size; set both to true"
             )
-        if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
-            tokenizer.eos_token = END_OF_TURN
+        super().prepare_processor(processor, path)
 
     def apply_template(
         self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -135,9 +133,6 @@ class IdeficsKit(LmmKit):
             add_generation_prompt=add_generation_prompt,
         )
 
-    def image_token(self, processor: ProcessorMixin) -> str:
-        return IMAGE
-
     def template_for(self, processor: ProcessorMixin, messages: Sequence[Message]) -> str:
         """Return the chat template that writes these messages."""
         return processor.chat_template
@@ -149,7 +144,9 @@ class IdeficsKit(LmmKit):
         """Return the texts that only media may have; marks of tiles are included if they are tokens."""
         return [IMAGE, AROUND_IMAGE, WHOLE_IMAGE, *sorted(filter(_TILE.fullmatch, tokenizer.get_added_vocab()))]
 
-    def engine_ids(self, processor: ProcessorMixin, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: ProcessorMixin, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         ids = processor.tokenizer(text.replace(IMAGE, SMALLEST_IMAGE), add_special_tokens=False)["input_ids"]
         return self.collapsed(processor, ids)
 
@@ -173,7 +170,7 @@ class IdeficsKit(LmmKit):
         return ids
 
     def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
-        return frozenset({processor.tokenizer.convert_tokens_to_ids(IMAGE)})
+        return frozenset({processor.image_token_id})
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.image_token_id, *tokenizer.convert_tokens_to_ids(self.marks_of(tokenizer))}
@@ -277,9 +274,6 @@ class SmolVlmKit(IdeficsKit):
         template = processor.chat_template
         return DEFAULT_CHAT_TEMPLATE if videos_of(messages) and "video" not in template else template
 
-    def video_token(self, processor: SmolVLMProcessor) -> str:
-        return VIDEO
-
     def marks_of(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return [*super().marks_of(tokenizer), VIDEO]
 
@@ -311,7 +305,9 @@ class SmolVlmKit(IdeficsKit):
             media=self.merge_media(in_order),
         )
 
-    def engine_ids(self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+    def engine_ids(
+        self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
         count = text.count(VIDEO)
         assert len(videos) >= count, "the text holds the length of each video"
         if not count:

@@ -36,32 +36,19 @@ def tile_grid(image_processor: Any, *, height: int, width: int) -> tuple[int, in
     return (rows, columns) if max(rows, columns) > 1 else (0, 0)
 
 
-def _tiles(image_processor: Any, *, height: int, width: int) -> tuple[int, int, int]:
-    """Return an image's tiles with the one of the whole image, their rows and columns."""
-    rows, columns = tile_grid(image_processor, height=height, width=width)
-    return rows * columns + 1, rows, columns
-
-
-class Idefics3Tiles(idefics3.Idefics3ProcessingInfo):
+class Tiles(idefics3.Idefics3ProcessingInfo):
     """Answers vLLM's questions about the sizes of images."""
 
     def _get_image_feature_grid_size(
         self, *, image_width: int, image_height: int, processor: Any, mm_kwargs: Mapping[str, object]
     ) -> tuple[int, int, int]:
-        return _tiles(processor.image_processor, height=image_height, width=image_width)
-
-
-class SmolVLMTiles(smolvlm.SmolVLMProcessingInfo):
-    """The same for SmolVLM."""
-
-    def _get_image_feature_grid_size(
-        self, *, image_width: int, image_height: int, processor: Any, mm_kwargs: Mapping[str, object]
-    ) -> tuple[int, int, int]:
-        return _tiles(processor.image_processor, height=image_height, width=image_width)
+        """Return an image's tiles with the one of the whole image, their rows and columns."""
+        rows, columns = tile_grid(processor.image_processor, height=image_height, width=image_width)
+        return rows * columns + 1, rows, columns
 
 
 @MULTIMODAL_REGISTRY.register_processor(
-    idefics3.Idefics3MultiModalProcessor, info=Idefics3Tiles, dummy_inputs=idefics3.Idefics3DummyInputsBuilder
+    idefics3.Idefics3MultiModalProcessor, info=Tiles, dummy_inputs=idefics3.Idefics3DummyInputsBuilder
 )
 class Idefics3EngineModel(idefics3.Idefics3ForConditionalGeneration):
     """vLLM's model with another count of tiles."""
@@ -71,7 +58,7 @@ class Idefics3EngineModel(idefics3.Idefics3ForConditionalGeneration):
 MARKS_OF_A_FRAME = 4
 
 
-class VideosInfo(SmolVLMTiles):
+class VideosInfo(Tiles, smolvlm.SmolVLMProcessingInfo):
     """Takes videos as pairs of frames and metadata."""
 
     def get_hf_processor(self, **kwargs: object) -> SmolVLMProcessor:

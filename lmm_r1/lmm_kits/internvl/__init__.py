@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     GotOcr2ImageProcessor,
     InternVLConfig,
@@ -21,45 +20,17 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, LmmKit, Media, RawMedia
-from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings, tower_settings
 
 BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
+MEDIA_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 TINY_TOKENS = TinyTokens(
-    special=(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<img>",
-        "</img>",
-        "<IMG_CONTEXT>",
-        *BOX_TOKENS,
-        "<video>",
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", *MEDIA_TOKENS[:3], *BOX_TOKENS, MEDIA_TOKENS[3]),
+    names=dict(
+        zip(("start_image_token", "end_image_token", "context_image_token", "video_token"), MEDIA_TOKENS, strict=True)
     ),
-    names={
-        "start_image_token": "<img>",
-        "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>",
-        "video_token": "<video>",
-    },
     # No default system turn, a line break after each image.
-    chat_template="""\
-{%- for turn in messages -%}
-{{- '<|im_start|>' + turn.role + '\\n' -}}
-{%- if turn.content is string -%}
-{{- turn.content -}}
-{%- else -%}
-{%- for part in turn.content -%}
-{%- if part.type == 'text' -%}
-{{- part.text -}}
-{%- else -%}
-{{- {'image': '<IMG_CONTEXT>', 'video': '<video>'}[part.type] + '\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-""",
+    chat_template=chatml({"image": "<IMG_CONTEXT>\n", "video": "<video>\n"}),
 )
 # 4 x 4 patches in a tile, of which each 2 x 2 become one placeholder; 32 x 32 and 256 placeholders in the releases.
 TILE_SIDE, PATCH_SIZE, TILE_TOKENS = 56, 14, 4
@@ -87,6 +58,9 @@ class InternVlKit(LmmKit):
     takes_flash_attention = True
     spoken_tokens = BOX_TOKENS
     writes_thousandths = True
+    # vLLM reads the last layer's patches whatever the config says.
+    vision_features = (-1, "default")
+    media_tokens = MEDIA_TOKENS
     engine_architecture = "LmmR1InternVLForConditionalGeneration"
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
@@ -99,19 +73,13 @@ class InternVlKit(LmmKit):
     tiny_tokens = TINY_TOKENS
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> InternVLConfig:
-        """Load the config; raises UserError for a language model or features of the tower that were not tested."""
+        """Load the config; raises UserError for a language model that was not tested."""
         config = super().load_config(path, trust_remote_code=trust_remote_code)
         language_model = config.text_config.model_type
         if language_model not in LANGUAGE_MODELS:
             raise UserError(
                 f"{path}: InternVL with the language model {language_model} is not supported; with these it is: "
                 f"{', '.join(sorted(LANGUAGE_MODELS))}"
-            )
-        features = (config.vision_feature_layer, config.vision_feature_select_strategy)
-        if features != (-1, "default"):
-            raise UserError(
-                f"{path}: vision_feature_layer {features[0]} and vision_feature_select_strategy {features[1]} are not "
-                "supported: vLLM reads the last layer's patches whatever they say; the releases have -1 and default"
             )
         return config
 
@@ -122,12 +90,8 @@ class InternVlKit(LmmKit):
     def encode_chat(
         self, processor: InternVLProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
-        def tokenized(expanded: str) -> list[int]:
-            special = self.adds_start(processor, text, opens=opens)
-            return processor.tokenizer(expanded, add_special_tokens=special)["input_ids"]
-
         if not raw.images and not raw.videos:
-            return EncodedPrompt.of_text(tokenized(text))
+            return super().encode_chat(processor, text, raw, opens=opens)
         # One by one: the processor takes only videos of equal length.
         tiles = {
             "image": [_pixels(processor, processor.image_token, images=[image]) for image in raw.images],
@@ -135,31 +99,34 @@ class InternVlKit(LmmKit):
                 _pixels(processor, processor.video_token, videos=[channels_first(video)]) for video in raw.videos
             ],
         }
-        expanded = _with_marks(
-            processor,
-            text,
-            images=[processor.replace_image_token({"num_patches": [len(one)]}, 0) for one in tiles["image"]],
-            videos=[processor.replace_video_token({"pixel_values_videos": [one]}, 0) for one in tiles["video"]],
+        [expanded], _ = processor.get_text_with_replacements(
+            [text],
+            [processor.replace_image_token({"num_patches": [len(one)]}, 0) for one in tiles["image"]],
+            [processor.replace_video_token({"pixel_values_videos": [one]}, 0) for one in tiles["video"]],
         )
         left = {kind: iter(of_kind) for kind, of_kind in tiles.items()}
         in_order = [next(left[str(mark.lastgroup)]) for mark in processor.multimodal_pattern.finditer(text)]
         return raw.encoded(
-            token_ids=tokenized(expanded),
-            engine_token_ids=tokenized(_for_the_engine(processor, text)),
+            token_ids=self.text_ids(processor, expanded, opens=opens),
+            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos, opens=opens),
             media={"pixel_values": torch.cat(in_order)},
         )
 
-    def engine_ids(self, processor: InternVLProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
-        return self.text_ids(processor, _for_the_engine(processor, text))
+    def engine_ids(
+        self, processor: InternVLProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
+        """Return ids with the markers around each image, and around a video's first frame after its number."""
+        start, end = processor.start_image_token, processor.end_image_token
+        images, videos_ = (text.count(token) for token in (processor.image_token, processor.video_token))
+        [written], _ = processor.get_text_with_replacements(
+            [text],
+            [f"{start}{processor.image_token}{end}"] * images,
+            [f"Frame1: {start}{processor.video_token}{end}"] * videos_,
+        )
+        return self.text_ids(processor, written, opens=opens)
 
     def placeholder_ids(self, processor: InternVLProcessor) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.tokenizer.video_token_id})
-
-    def media_marks(self, processor: InternVLProcessor) -> tuple[str, ...]:
-        return _media_tokens(processor.tokenizer)
-
-    def media_token_ids(self, config: InternVLConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        return {config.image_token_id, *tokenizer.convert_tokens_to_ids(list(_media_tokens(tokenizer)))}
 
     def filler_media(self, config: InternVLConfig) -> tuple[list[int], Media]:
         """Return a black tile with its placeholders; all tiles have one size."""
@@ -207,30 +174,3 @@ class InternVlKit(LmmKit):
 def _pixels(processor: InternVLProcessor, mark: str, **media: Sequence[Any]) -> torch.Tensor:
     """Return an image's or a video's tiles, (N, 3, side, side)."""
     return processor(text=[mark], **media, do_sample_frames=False, return_tensors="pt")["pixel_values"]
-
-
-def _for_the_engine(processor: InternVLProcessor, text: str) -> str:
-    """Return a text with the markers around each image, and around a video's first frame after its number."""
-    start, end = processor.start_image_token, processor.end_image_token
-    images, videos = (text.count(token) for token in (processor.image_token, processor.video_token))
-    return _with_marks(
-        processor,
-        text,
-        images=[f"{start}{processor.image_token}{end}"] * images,
-        videos=[f"Frame1: {start}{processor.video_token}{end}"] * videos,
-    )
-
-
-def _with_marks(processor: InternVLProcessor, text: str, *, images: list[str], videos: list[str]) -> str:
-    """Return a text in which these marks replace the token of each image and each video."""
-    [written], _ = processor.get_text_with_replacements([text], images, videos)
-    return written
-
-
-def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str, str]:
-    return (
-        tokenizer.start_image_token,
-        tokenizer.end_image_token,
-        tokenizer.context_image_token,
-        tokenizer.video_token,
-    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
@@ -23,12 +20,12 @@ from transformers import (
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, image_size_to_num_patches
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, images_of
+from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_image, channels_first, part_lists, shown_within
+from lmm_r1.lmm_kits.encoding import channels_first, part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
-from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, name_tower_as_released, text_settings, tower_settings
+from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
 
 TINY_TOKENS = TinyTokens(
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"),
@@ -50,22 +47,10 @@ CROP, PATCH_SIZE, CROPS = 56, 14, 4
 GRIDS = [[rows * CROP, columns * CROP] for rows in range(1, CROPS + 1) for columns in range(1, CROPS + 1)]
 
 
-def take_videos_of_any_length(model: LlavaOnevisionModel) -> None:
-    """Let the model take frames (F, 3, side, side) with `image_sizes_videos`; without these it works as in transformers.
-
-    Transformers takes only videos of equal length, and runs the tower once for images and once for videos, so that
-    ZeRO-3's ranks could wait for each other.
-    """
-    model.forward = MethodType(_forward, model)
-
-
 def _forward(
     model: LlavaOnevisionModel,
     input_ids: torch.Tensor | None = None,
     *,
-    pixel_values: torch.Tensor | None = None,
-    image_sizes: torch.Tensor | None = None,
-    batch_num_images: torch.Tensor | None = None,
     pixel_values_videos: torch.Tensor | None = None,
     image_sizes_videos: torch.Tensor | None = None,
     **others: Any,
@@ -73,24 +58,17 @@ def _forward(
     """Run the model on ids (B, T), whose placeholders of images and of videos have the order of their tensors.
 
     Args:
-        pixel_values: (I, crops, 3, side, side) of images that are all cut, with empty crops after those of smaller ones.
         pixel_values_videos: (F, 3, side, side), the frames of all videos.
         image_sizes_videos: (V, 3): frames, height and width of each video.
+        others: may have the `pixel_values` (I, crops, 3, side, side) of images that are all cut, with empty crops after
+            those of smaller ones.
     """
     if pixel_values_videos is None or image_sizes_videos is None:
-        return LlavaOnevisionModel.forward(
-            model,
-            input_ids,
-            pixel_values=pixel_values,
-            image_sizes=image_sizes,
-            batch_num_images=batch_num_images,
-            pixel_values_videos=pixel_values_videos,
-            **others,
-        )
+        return LlavaOnevisionModel.forward(model, input_ids, pixel_values_videos=pixel_values_videos, **others)
+    pixels, sizes, _ = (others.pop(name, None) for name in LlavaOnevisionKit.media_keys)
     # In the order of transformers' own forward, which ZeRO-3's other ranks may be running.
     embeds = model.get_input_embeddings()(input_ids)
-    lengths = image_sizes_videos[:, 0].tolist()
-    images, videos = _features(model, pixel_values, image_sizes, pixel_values_videos, lengths)
+    images, videos = _features(model, pixels, sizes, pixel_values_videos, image_sizes_videos[:, 0].tolist())
     for token, features in ((model.config.image_token_id, images), (model.config.video_token_id, videos)):
         if features is not None:
             embeds = embeds.masked_scatter((input_ids == token)[..., None], features.to(embeds.dtype))
@@ -112,7 +90,6 @@ def _features(
             image[: image_size_to_num_patches(size, config.image_grid_pinpoints, side)]
             for image, size in zip(pixel_values, image_sizes, strict=True)
         ]
-    # `load_config` refuses any other layer or strategy.
     hidden = model.vision_tower(torch.cat([*crops, frames]), output_hidden_states=True).hidden_states
     projected = model.multi_modal_projector(hidden[config.vision_feature_layer])
     *cut, seen = projected.split([*map(len, crops), len(frames)])
@@ -147,7 +124,10 @@ class LlavaOnevisionKit(LmmKit):
     model_class = LlavaOnevisionForConditionalGeneration
     processor_class = LlavaOnevisionProcessor
     takes_videos = True
+    media_tokens = ("<image>", "<video>")
+    vision_features = (-1, "full")
     media_keys = ("pixel_values", "image_sizes", "batch_num_images")
+    padded_media = {"pixel_values": 0}
     # A name of its own: a server that takes chats keeps vLLM's class.
     engine_architecture = "LmmR1LlavaOnevisionForConditionalGeneration"
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
@@ -157,20 +137,16 @@ class LlavaOnevisionKit(LmmKit):
     # The projector reads the last layer's output, before these.
     untrained_prefixes = ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")
     tiny_tokens = TINY_TOKENS
-
-    def load_config(self, path: str, *, trust_remote_code: bool) -> LlavaOnevisionConfig:
-        """Load the config; raises UserError for features of the tower other than those of the releases."""
-        config = super().load_config(path, trust_remote_code=trust_remote_code)
-        features = (config.vision_feature_layer, config.vision_feature_select_strategy)
-        if features != (-1, "full"):
-            raise UserError(
-                f"{path}: vision_feature_layer {features[0]} and vision_feature_select_strategy {features[1]} are not "
-                "supported; the releases have -1 and full"
-            )
-        return config
+    tiny_tower_as_released = True
 
     def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
-        take_videos_of_any_length(super().adapt(model).model)
+        """Let the loaded model take frames (F, 3, side, side) with `image_sizes_videos`.
+
+        Transformers takes only videos of equal length, and runs the tower once for images and once for videos, so that
+        ZeRO-3's ranks could wait for each other.
+        """
+        inner = super().adapt(model).model
+        inner.forward = MethodType(_forward, inner)
         return model
 
     def prepare_processor(self, processor: LlavaOnevisionProcessor, path: str) -> None:
@@ -187,21 +163,9 @@ class LlavaOnevisionKit(LmmKit):
         if isinstance(processor.chat_template, str):
             processor.chat_template = processor.chat_template.replace(_ROLE, _OPENED_ROLE)
 
-    def bounded_media(
-        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], raw: RawMedia
-    ) -> RawMedia:
-        """Return images within their pixel bounds; frames of videos are all scaled to one size."""
-        limits = self.pixel_limits(processor)
-        bounded = zip(raw.images, images_of(messages), strict=True)
-        return replace(raw, images=[bounded_image(image, part, limits=limits) for image, part in bounded])
-
-    def apply_template(
-        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
-        """Return the chat as text, in which the images of a message, and then its videos, come before its words."""
-        return processor.apply_chat_template(
-            part_lists(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        # The template writes the images of a message, and then its videos, before its words.
+        return part_lists(messages)
 
     def encode_chat(
         self, processor: LlavaOnevisionProcessor, text: str, raw: RawMedia, *, opens: bool = True
@@ -223,9 +187,6 @@ class LlavaOnevisionKit(LmmKit):
         media |= {key: batch[key] for key in self.media_keys if raw.images}
         return raw.encoded(token_ids=batch["input_ids"][0].tolist(), engine_token_ids=engine_token_ids, media=media)
 
-    def placeholder_ids(self, processor: LlavaOnevisionProcessor) -> frozenset[int]:
-        return frozenset({processor.image_token_id, processor.video_token_id})
-
     def collapsed(self, processor: LlavaOnevisionProcessor, token_ids: Sequence[int]) -> list[int]:
         """Return ids with one placeholder per image and video; several adjacent expanded ones become one.
 
@@ -246,32 +207,8 @@ class LlavaOnevisionKit(LmmKit):
         grids = processor.image_processor.image_grid_pinpoints
         return 1, max(height * width for height, width in grids)
 
-    def shown_images(
-        self, processor: LlavaOnevisionProcessor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
-    ) -> list[tuple[tuple[int, int], int]]:
-        def tokens(width: int, height: int) -> int:
-            return processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]
-
-        return shown_within(self.pixel_limits(processor), images, sizes, tokens=tokens)
-
-    def media_marks(self, processor: LlavaOnevisionProcessor) -> tuple[str, ...]:
-        return processor.image_token, processor.video_token
-
-    def media_token_ids(self, config: LlavaOnevisionConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        return {config.image_token_id, config.video_token_id}
-
-    def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the media of several prompts in row order, with empty crops for images that have fewer than others."""
-        crops = max((item["pixel_values"].shape[1] for item in media if "pixel_values" in item), default=0)
-        padded = [
-            (
-                {**item, "pixel_values": _with_empty_crops(item["pixel_values"], crops)}
-                if "pixel_values" in item
-                else item
-            )
-            for item in media
-        ]
-        return super().merge_media(padded)
+    def tokens_of_size(self, processor: LlavaOnevisionProcessor, width: int, height: int) -> int:
+        return processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]
 
     def filler_media(self, config: LlavaOnevisionConfig) -> tuple[list[int], Media]:
         """Return the smallest image that is cut: the whole image and one crop of all of it, with the ends of its rows."""
@@ -285,10 +222,6 @@ class LlavaOnevisionKit(LmmKit):
             "batch_num_images": torch.tensor([1]),
         }
         return [config.image_token_id] * (2 * rows * rows + rows), media
-
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        super().build_tiny(spec, tokenizer_corpus, folder)
-        name_tower_as_released(folder)
 
     def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> LlavaOnevisionConfig:
         image, video = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
@@ -322,11 +255,6 @@ class LlavaOnevisionKit(LmmKit):
             "num_image_tokens": (CROP // PATCH_SIZE) ** 2,
             "vision_feature_select_strategy": "full",
         }
-
-
-def _with_empty_crops(images: torch.Tensor, crops: int) -> torch.Tensor:
-    """Return images (I, C, 3, side, side) padded to this number of crops each."""
-    return torch.nn.functional.pad(images, (0, 0, 0, 0, 0, 0, 0, crops - images.shape[1]))
 
 
 def _frames(processor: LlavaOnevisionProcessor, video: Video) -> torch.Tensor:

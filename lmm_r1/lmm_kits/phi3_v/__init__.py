@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,14 +28,11 @@ from transformers import (
 )
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, images_of
+from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     check_image_marks,
-    check_placeholders,
     check_tokens,
-    check_typed_media,
-    images_refused,
 )
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
@@ -57,15 +55,8 @@ _TOWER = f"{_IMAGES}img_processor.vision_model."
 _LAST_LAYER = CLIP_LAYERS - 1
 TINY_TOKENS = TinyTokens(
     special=(
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<|endoftext|>",
-        "<|assistant|>",
-        "<|system|>",
-        END_TOKEN,
-        "<|user|>",
-        IMAGE_TOKEN,
+        *("<unk>", "<s>", "</s>", "<|endoftext|>", "<|assistant|>", "<|system|>"),
+        *(END_TOKEN, "<|user|>", IMAGE_TOKEN),
     ),
     end=END_TOKEN,
     # Every role alike, nothing before the first turn, only text as content.
@@ -130,7 +121,7 @@ class Phi3VKit(LmmKit):
             IMAGE_TAG.sub(IMAGE_TAG_FORM, text), mark=IMAGE_TAG_FORM, media_tokens=(IMAGE_TOKEN,), given=len(images)
         )
         encoded = self.encode_chat(processor, text, RawMedia(images=images))
-        if encoded.engine_token_ids.count(processor.image_token_id) != len(images):
+        if self.collapsed(processor, encoded.token_ids).count(processor.image_token_id) != len(images):
             raise UserError(
                 "two images stand side by side in the text, where nobody can tell them apart; write something between"
             )
@@ -144,42 +135,29 @@ class Phi3VKit(LmmKit):
             return encoded
         return replace(encoded, token_ids=encoded.token_ids[1:], engine_token_ids=encoded.engine_token_ids[1:])
 
-    def encode_chat(self, processor: Phi3VProcessor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
-        if not raw.images:
-            return EncodedPrompt.of_text(processor.token_ids(text, counts=[]))
-        try:
-            batch = processor(text=[text], images=list(raw.images), return_tensors="pt")
-        except ValueError as error:
-            raise images_refused([image.size for image in raw.images], error) from error
-        token_ids = batch["input_ids"][0].tolist()
-        return raw.encoded(
-            token_ids=token_ids,
-            engine_token_ids=self.collapsed(processor, token_ids),
-            media={key: batch[key] for key in self.media_keys},
-        )
+    def adds_start(self, processor: Phi3VProcessor, text: str, *, opens: bool) -> bool:
+        """Return True: the tokenizer may begin each piece of text between images with its start token."""
+        return True
 
-    def check_size(self, processor: Phi3VProcessor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
-        try:
-            processor.image_processor.num_image_tokens(width=width, height=height)
-        except ValueError as error:
-            raise images_refused([(width, height)], error) from error
+    def tokens_of_size(self, processor: Phi3VProcessor, width: int, height: int) -> int:
+        return processor.image_processor.num_image_tokens(width=width, height=height)
 
-    def chat_text(self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        # The tags of images are not tokens but plain text, so any number of them can be typed.
-        typed = {
-            tag.group()
-            for message in messages
-            for part in message.parts
-            if isinstance(part, TextPart)
-            for tag in IMAGE_TAG.finditer(part.text)
-        }
-        check_typed_media(messages, media_tokens=(IMAGE_TOKEN, *sorted(typed)))
-        text = self.apply_template(processor, messages, add_generation_prompt=add_generation_prompt)
-        check_placeholders(len(IMAGE_TAG.findall(text)), given=len(images_of(messages)), kind="images")
-        return text
+    def images_written(self, processor: Phi3VProcessor, text: str) -> int:
+        return len(IMAGE_TAG.findall(text))
 
-    def engine_ids(self, processor: Phi3VProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
-        return processor.token_ids(text, counts=[1] * len(IMAGE_TAG.findall(text)))
+    def template_turns(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Return the turns with only text: images are numbered through the conversation, each tag on a line of its own."""
+        numbers = count(1)
+
+        def written(part: Part) -> str:
+            return part.text if isinstance(part, TextPart) else f"<|image_{next(numbers)}|>\n"
+
+        return [{"role": message.role, "content": "".join(map(written, message.parts))} for message in messages]
+
+    def engine_ids(
+        self, processor: Phi3VProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
+    ) -> list[int]:
+        return processor.token_ids(text, counts=[1] * self.images_written(processor, text))
 
     def media_texts(self, processor: Phi3VProcessor) -> re.Pattern[str]:
         """Return a pattern of the placeholder and of the tags of images, which are not tokens but plain text."""
@@ -262,4 +240,3 @@ def register_auto_classes() -> None:
 
 
 register_auto_classes()
-KIT = Phi3VKit()

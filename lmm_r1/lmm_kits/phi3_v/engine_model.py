@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.models import phi3v
-from vllm.model_executor.models.clip import CLIPVisionModel
 from vllm.model_executor.models.interfaces import SupportsMultiModal
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, init_vllm_registered_model, maybe_prefix
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, init_vllm_registered_model
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
@@ -23,7 +21,7 @@ from vllm.multimodal.processing.processor import (
     PromptReplacement,
 )
 
-from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VConfig, merge_patches
+from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VImageEmbedding
 
 
 class Phi3VMultiModalProcessor(phi3v.Phi3VMultiModalProcessor):
@@ -59,36 +57,6 @@ class Phi3VMultiModalProcessor(phi3v.Phi3VMultiModalProcessor):
         return BaseMultiModalProcessor._apply_prompt_updates(self, token_ids, by_placeholder)
 
 
-class Phi3VImageEmbedding(phi3v.Phi3HDImageEmbedding):
-    """vLLM's image embedding with a tower of the config's size; vLLM always builds ViT-L/14-336."""
-
-    def __init__(self, config: Phi3VConfig, *, quant_config: QuantizationConfig | None, prefix: str) -> None:
-        nn.Module.__init__(self)
-        clip = config.clip_config
-        self.image_dim_out = clip.hidden_size
-        self.type_feature = "patch"
-        assert config.embd_layer is not None, "its __post_init__ fills it in"
-        self.hd_transform_order = config.embd_layer["hd_transform_order"]
-        self.img_processor = CLIPVisionModel(
-            clip,
-            quant_config=quant_config,
-            num_hidden_layers_override=config.clip_layers,
-            require_post_norm=False,
-            prefix=f"{prefix}.img_processor",
-        )
-        width = 4 * clip.hidden_size
-        self.glb_GN = nn.Parameter(torch.empty(1, 1, width))
-        self.sub_GN = nn.Parameter(torch.empty(1, 1, 1, width))
-        self.img_projection = nn.Sequential(
-            nn.Linear(width, config.hidden_size), nn.GELU(), nn.Linear(config.hidden_size, config.hidden_size)
-        )
-
-    def reshape_hd_patches_2x2merge(self, image_features: torch.Tensor, h_crop: int, w_crop: int) -> torch.Tensor:
-        """Return the crops of images of one grid as pictures of merged patches; vLLM's own method takes only the width 1024."""
-        images = image_features.split(h_crop * w_crop)
-        return torch.stack([merge_patches(crops, rows=h_crop, columns=w_crop) for crops in images])
-
-
 @MULTIMODAL_REGISTRY.register_processor(
     Phi3VMultiModalProcessor, info=phi3v.Phi3VProcessingInfo, dummy_inputs=phi3v.Phi3VDummyInputsBuilder
 )
@@ -115,14 +83,17 @@ class Phi3VForCausalLM(phi3v.Phi3VForCausalLM):
         self.multimodal_config = vllm_config.model_config.multimodal_config
         self.image_token_id = config.image_token_id
         with self._mark_tower_model(vllm_config, "image"):
-            self.vision_embed_tokens = Phi3VImageEmbedding(
-                config, quant_config=vllm_config.quant_config, prefix=maybe_prefix(prefix, "model.vision_embed_tokens")
-            )
+            self.vision_embed_tokens = Phi3VImageEmbedding(config)
         with self._mark_language_model(vllm_config):
             self.language_model = init_vllm_registered_model(
                 vllm_config=vllm_config, prefix="", architectures=["LlamaForCausalLM"]
             )
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
+
+    def _process_image_input(self, image_input: phi3v.Phi3VImagePixelInputs) -> list[torch.Tensor]:
+        """Return the embeddings of each image's placeholders; vLLM's own class takes only the tower's released size."""
+        images = zip(image_input["pixel_values"], image_input["image_sizes"], strict=True)
+        return [self.vision_embed_tokens(crops[None], size[None]) for crops, size in images]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint and return the names of the parameters that it filled."""

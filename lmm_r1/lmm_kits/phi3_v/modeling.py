@@ -31,17 +31,10 @@ IMG_PROCESSOR = {
     "image_dim_out": 1024,
     "num_img_tokens": 144,
 }
-EMBD_LAYER = {
-    "embedding_cls": "image",
-    "hd_transform_order": "sub_glb",
-    "projection_cls": "mlp",
-    "use_hd_transform": True,
-    "with_learnable_separator": True,
-}
 
 
 class Phi3VConfig(Phi3Config):
-    """Reads Microsoft's `config.json` as it is; raises ValueError for a layout of image features that it never had.
+    """Reads Microsoft's `config.json` as it is; of `embd_layer`, only the release's layout of image features is known.
 
     `img_processor["clip_overrides"]` is ours: sizes of the CLIP tower that differ from ViT-L/14-336, for tiny models.
     `image_token_id` is ours as well: Microsoft's code and vLLM's have the id 32044 written into them.
@@ -55,10 +48,6 @@ class Phi3VConfig(Phi3Config):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.img_processor = IMG_PROCESSOR | (self.img_processor or {})
-        self.embd_layer = EMBD_LAYER | (self.embd_layer or {})
-        layout = {key: self.embd_layer[key] for key in EMBD_LAYER}
-        if layout != EMBD_LAYER or self.img_processor.get("type_feature", "patch") != "patch":
-            raise ValueError(f"embd_layer {layout} is not the one known layout of image features, {EMBD_LAYER}")
         super().__post_init__(**kwargs)
 
     @property

@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 from torch.nn.functional import interpolate
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.processing_utils import ImagesKwargs
 
 CROP = 336
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -62,14 +61,6 @@ def hd_transform(image: Image.Image, *, num_crops: int) -> Image.Image:
     return ImageOps.expand(scaled, (0, missing // 2, 0, missing - missing // 2), fill="white")
 
 
-# A TypedDict, which mypy does not see: it does not follow imports of transformers.
-class Phi3VImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """Settings per call in addition to the usual ones of image processors."""
-
-    num_crops: int
-    num_img_tokens: int
-
-
 class Phi3VImageProcessor(BaseImageProcessor):
     """Makes `pixel_values` (N, num_crops + 1, 3, 336, 336), the whole first, and `image_sizes` (N, 2), height and width.
 
@@ -77,7 +68,6 @@ class Phi3VImageProcessor(BaseImageProcessor):
     number of tokens of a crop: 144 in the release, from 24 x 24 patches joined 2 x 2.
     """
 
-    valid_kwargs = Phi3VImageProcessorKwargs
     model_input_names = ["pixel_values", "image_sizes"]
 
     def __init__(
@@ -97,23 +87,21 @@ class Phi3VImageProcessor(BaseImageProcessor):
     def preprocess(
         self,
         images: Image.Image | Sequence[Image.Image],
-        num_crops: int | None = None,
         return_tensors: str | None = None,
         **unused: Any,
     ) -> BatchFeature:
         """Return the images' crops and sizes; raises ValueError for an image too long to be scaled."""
         images = [images] if isinstance(images, Image.Image) else list(images)
-        limit = self.num_crops if num_crops is None else num_crops
-        grids = [hd_transform(image.convert("RGB"), num_crops=limit) for image in images]
+        grids = [hd_transform(image.convert("RGB"), num_crops=self.num_crops) for image in images]
         return BatchFeature(
             {
-                "pixel_values": torch.stack([self._crops(grid, num_crops=limit) for grid in grids]),
+                "pixel_values": torch.stack([self._crops(grid) for grid in grids]),
                 "image_sizes": torch.tensor([(grid.height, grid.width) for grid in grids]),
             },
             tensor_type=return_tensors,
         )
 
-    def _crops(self, grid: Image.Image, *, num_crops: int) -> torch.Tensor:
+    def _crops(self, grid: Image.Image) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(grid, dtype=np.float32) / 255).permute(2, 0, 1)  # (3, H, W)
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.image_mean, self.image_std))
         pixels = (pixels - mean) / std
@@ -122,7 +110,7 @@ class Phi3VImageProcessor(BaseImageProcessor):
         crops = pixels.unfold(1, CROP, CROP).unfold(2, CROP, CROP)  # (3, rows, columns, 336, 336)
         crops = crops.permute(1, 2, 0, 3, 4).reshape(-1, 3, CROP, CROP)
         filled = torch.cat([whole, crops])
-        return torch.cat([filled, filled.new_zeros(num_crops + 1 - len(filled), 3, CROP, CROP)])
+        return torch.cat([filled, filled.new_zeros(self.num_crops + 1 - len(filled), 3, CROP, CROP)])
 
     def num_image_tokens(self, *, width: int, height: int) -> int:
         """Return the number of tokens of an image of this size in pixels."""
@@ -201,42 +189,6 @@ class Phi3VProcessor(ProcessorMixin):
             first += [self.image_token_id] * count + ids
         return first
 
-    def apply_chat_template(
-        self, conversation: Sequence[Any], *args: Any, tokenize: bool = False, **kwargs: Any
-    ) -> Any:
-        """Return the conversation as text; the template takes only text, so images are written as numbered tags.
-
-        Raises ValueError for a conversation with images that is to be tokenized: call the processor on text and images.
-        """
-        if conversation and not isinstance(conversation[0], Mapping):
-            return [self.apply_chat_template(one, *args, tokenize=tokenize, **kwargs) for one in conversation]
-        chat, images = with_image_tags(conversation)
-        if images and tokenize:
-            raise ValueError("a conversation with images is rendered with tokenize=False, then given to the processor")
-        return super().apply_chat_template(chat, *args, tokenize=tokenize, **kwargs)
-
     def calc_num_image_tokens_from_image_size(self, *, width: int, height: int) -> int:
         """Return the number of tokens of an image of this size in pixels."""
         return self.image_processor.num_image_tokens(width=width, height=height)
-
-
-def with_image_tags(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, object]], int]:
-    """Return the conversation with only text, and the number of its images.
-
-    [image, "Which?"] -> "<|image_1|>\\nWhich?": numbers count through the conversation, and each tag has its own line.
-    """
-    images = 0
-    chat = []
-    for turn in conversation:
-        content = turn["content"]
-        if not isinstance(content, str):
-            pieces = []
-            for part in content:
-                if part["type"] == "text":
-                    pieces.append(part["text"])
-                else:
-                    images += 1
-                    pieces.append(f"<|image_{images}|>\n")
-            content = "".join(pieces)
-        chat.append({**turn, "content": content})
-    return chat, images

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     Phi4MultimodalConfig,
     Phi4MultimodalFeatureExtractor,
@@ -24,12 +21,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, images_of
-from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_image, check_tokens, images_refused, shown_within
+from lmm_r1.data.messages import Message, TextPart
+from lmm_r1.lmm_kits.encoding import check_tokens
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.phi4_multimodal import towers
 from lmm_r1.lmm_kits.tiny_model import (
     HEAD_DIM,
@@ -47,15 +42,8 @@ VISION_ADAPTER_FOLDER = "vision-lora"
 IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
 TINY_TOKENS = TinyTokens(
     special=(
-        "<|endoftext|>",
-        IMAGE_TOKEN,
-        AUDIO_TOKEN,
-        "<|assistant|>",
-        towers.TURN_END,
-        "<|user|>",
-        "<|system|>",
-        "<|tool|>",
-        "<|/tool|>",
+        *("<|endoftext|>", IMAGE_TOKEN, AUDIO_TOKEN, "<|assistant|>", towers.TURN_END),
+        *("<|user|>", "<|system|>", "<|tool|>", "<|/tool|>"),
     ),
     end=towers.TURN_END,
     names={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN},
@@ -77,6 +65,9 @@ class Phi4MultimodalKit(LmmKit):
     model_class = Phi4MultimodalForCausalLM
     processor_class = Phi4MultimodalProcessor
     media_keys = towers.MEDIA_KEYS
+    # As in the processor, an empty crop is zeros, all of them unmasked: with all of it masked, its positions would be a
+    # division by zero and some attention kernels would return NaN. The result of an empty crop is not used.
+    padded_media = {"image_pixel_values": 0, "image_attention_mask": 1}
     vision_prefixes = (towers.VISION_TOWER,)
     projector_prefixes = (
         f"{towers.IMAGE_EMBED}img_projection_",
@@ -132,53 +123,16 @@ class Phi4MultimodalKit(LmmKit):
         image_processor = processor.image_processor
         return 1, image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
 
-    def bounded_media(
-        self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], raw: RawMedia
-    ) -> RawMedia:
-        """Return images within their pixel bounds; raises UserError for videos."""
-        if raw.videos:
-            raise UserError(f"this model cannot take the {len(raw.videos)} video(s) of this row")
-        limits = self.pixel_limits(processor)
-        bounded = zip(raw.images, images_of(messages), strict=True)
-        return replace(raw, images=[bounded_image(image, part, limits=limits) for image, part in bounded])
-
-    def encode_chat(
-        self, processor: Phi4MultimodalProcessor, text: str, raw: RawMedia, *, opens: bool = True
-    ) -> EncodedPrompt:
-        # Collapsing the runs of `token_ids` would not do: images can be adjacent, with equal placeholders.
-        engine_token_ids = self.text_ids(processor, text)
-        if not raw.images:
-            return EncodedPrompt.of_text(engine_token_ids)
-        try:
-            batch = processor(text=[text], images=list(raw.images), add_special_tokens=False, return_tensors="pt")
-        except ValueError as error:
-            raise images_refused([image.size for image in raw.images], error) from error
-        return raw.encoded(
-            token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=engine_token_ids,
-            media={key: batch[key] for key in self.media_keys},
-        )
-
-    def check_size(
-        self, processor: Phi4MultimodalProcessor, part: ImagePart | VideoPart, *, width: int, height: int
-    ) -> None:
-        if isinstance(part, ImagePart):
-            self.shown_images(processor, [part], [(width, height)])
-
-    def shown_images(
-        self, processor: Phi4MultimodalProcessor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
-    ) -> list[tuple[tuple[int, int], int]]:
-        tokens = partial(towers.tokens_of_size, processor.image_processor)
-        return shown_within(self.pixel_limits(processor), images, sizes, tokens=tokens)
+    def tokens_of_size(self, processor: Phi4MultimodalProcessor, width: int, height: int) -> int:
+        return towers.tokens_of_size(processor.image_processor, width, height)
 
     def apply_template(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
         # The original release's template takes only texts, so the images are written into them here.
-        chat = [
-            {"role": message.role, "content": "".join(_written(processor.image_token, part) for part in message.parts)}
-            for message in messages
-        ]
+        image = processor.image_token
+        texts = ([part.text if isinstance(part, TextPart) else image for part in one.parts] for one in messages)
+        chat = [{"role": one.role, "content": "".join(said)} for one, said in zip(messages, texts, strict=True)]
         # That template also writes the end token after a finished conversation, where it is never sampled.
         return processor.tokenizer.apply_chat_template(
             chat,
@@ -194,11 +148,19 @@ class Phi4MultimodalKit(LmmKit):
     def media_token_ids(self, config: Phi4MultimodalConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.vision_config.image_token_id, config.audio_config.audio_token_id}
 
-    def merge_media(self, media: Sequence[Media]) -> Media:
-        return towers.merge_media(media)
-
     def filler_media(self, config: Phi4MultimodalConfig) -> tuple[list[int], Media]:
-        return towers.filler_media(config)
+        """Return the smallest image sample: the whole picture and one crop, of which one patch is not padding."""
+        vision = config.vision_config
+        side = vision.crop_size // vision.patch_size
+        mask = torch.zeros(1, 2, side, side)
+        mask[0, 0] = 1
+        mask[0, 1, 0, 0] = 1
+        media = {
+            "image_pixel_values": torch.zeros(1, 2, vision.num_channels, vision.crop_size, vision.crop_size),
+            "image_sizes": torch.tensor([[vision.crop_size, vision.crop_size]]),
+            "image_attention_mask": mask,
+        }
+        return [vision.image_token_id] * towers.num_placeholders(mask[0], grid=(1, 1)), media
 
     def language_model_of(self, model: Phi4MultimodalForCausalLM) -> Phi4MultimodalModel:
         return model.model
@@ -260,10 +222,3 @@ class Phi4MultimodalKit(LmmKit):
 
     def tiny_parts(self) -> dict[str, object]:
         return {"image_processor": Phi4MultimodalImageProcessor(), "audio_processor": Phi4MultimodalFeatureExtractor()}
-
-
-def _written(image_token: str, part: Part) -> str:
-    if isinstance(part, ImagePart):
-        return image_token
-    assert isinstance(part, TextPart), "the kit takes no videos"
-    return part.text

@@ -1,19 +1,17 @@
-"""A checkpoint in Microsoft's original format (`phi4mm`) written again in transformers' format, shard by shard."""
+"""A checkpoint in Microsoft's original format (`phi4mm`) written again in transformers' format."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from transformers import (
     GenerationConfig,
     Phi4MultimodalConfig,
@@ -64,61 +62,41 @@ _TEXT_SETTINGS = (
     "embd_pdrop attention_dropout hidden_act max_position_embeddings original_max_position_embeddings initializer_range "
     "rms_norm_eps tie_word_embeddings bos_token_id pad_token_id sliding_window"
 ).split()
-_AUDIO_SETTINGS = {
-    "activation": "activation",
+_AUDIO_SETTINGS = (
+    "activation chunk_size conv_activation conv_glu_type depthwise_multiplier dropout_rate ext_pw_out_channel input_size "
+    "kernel_size left_chunk num_blocks time_reduction"
+).split()
+_RENAMED_AUDIO_SETTINGS = {
     "attention_dim": "hidden_size",
     "attention_heads": "num_attention_heads",
-    "chunk_size": "chunk_size",
-    "conv_activation": "conv_activation",
-    "conv_glu_type": "conv_glu_type",
-    "depthwise_multiplier": "depthwise_multiplier",
     "depthwise_seperable_out_channel": "depthwise_separable_out_channel",  # spelt so in the release
-    "dropout_rate": "dropout_rate",
-    "ext_pw_out_channel": "ext_pw_out_channel",
-    "input_size": "input_size",
-    "kernel_size": "kernel_size",
-    "left_chunk": "left_chunk",
     "linear_units": "intermediate_size",
-    "num_blocks": "num_blocks",
-    "time_reduction": "time_reduction",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a weight comes from."""
+def source_of(name: str) -> tuple[str, ...]:
+    """Return the names, in the original format, of the tensors that make the weight that transformers calls `name`.
 
-    name: str
-    adapter: tuple[str, str] | None
-    """The image adapter's factors, A (R, M) and B (N, R), whose product is added; None if nothing is added."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *(self.adapter or ()))
-
-
-def source_of(name: str) -> Source:
-    """Return the source, in the original format, of the weight that transformers calls `name`."""
+    The image adapter changes some: after the weight's own name come those of the adapter's factors, A (R, M) and B (N, R).
+    """
     if adapted := _ADAPTED.fullmatch(name):
         layer = adapted[1]
-        return Source(
-            name=f"{layer}base_layer.weight", adapter=(f"{layer}lora_A.vision.weight", f"{layer}lora_B.vision.weight")
-        )
+        return f"{layer}base_layer.weight", f"{layer}lora_A.vision.weight", f"{layer}lora_B.vision.weight"
     for pattern, replacement in _RENAMED:
         renamed, found = re.subn(f"^{pattern}", replacement, name)
         if found:
-            return Source(name=renamed, adapter=None)
-    return Source(name=name, adapter=None)
+            return (renamed,)
+    return (name,)
 
 
-def account(wanted: Iterable[str], given: Collection[str]) -> tuple[dict[str, Source], list[str]]:
+def account(wanted: Iterable[str], given: Collection[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Return the source of every wanted weight, and the weights that are left out: the speech adapter's.
 
     Raises:
         UserError: a weight is missing, or one is given that is not known; both are named.
     """
     sources = {name: source_of(name) for name in wanted}
-    needed = {name for source in sources.values() for name in source.names}
+    needed = {name for names in sources.values() for name in names}
     left_out = sorted(name for name in given if _SPEECH_ADAPTER.fullmatch(name))
     for names, problem in (
         (needed.difference(given), "missing; copy the whole checkpoint"),
@@ -166,7 +144,8 @@ def native_config(
                 "image_token_id": token_ids[IMAGE_TOKEN],
             },
             audio_config={
-                **{native: encoder[key] for key, native in _AUDIO_SETTINGS.items() if key in encoder},
+                **{key: encoder[key] for key in _AUDIO_SETTINGS if key in encoder},
+                **{native: encoder[key] for key, native in _RENAMED_AUDIO_SETTINGS.items() if key in encoder},
                 "nemo_conv_channels": encoder["nemo_conv_settings"]["conv_channels"],
                 "bias_max_distance": encoder["relative_attention_bias_args"]["t5_bias_max_distance"],
                 "downsample_rate": audio["downsample_rate"],
@@ -226,7 +205,6 @@ def _vision_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 SHARD_BYTES = 4 * 10**9
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # of an element, as safetensors names its kind
 
 
 def convert(source: Path, output: Path) -> list[str]:
@@ -239,21 +217,33 @@ def convert(source: Path, output: Path) -> list[str]:
     check_weights(str(source))
     settings = _read_json(source / "config.json")
     scaling = adapter_scaling(settings)
-    tokenizer = _load_tokenizer(source)
+    if not (source / "tokenizer.json").is_file():
+        raise UserError(f"{source}: no tokenizer.json; copy the original checkpoint's tokenizer files into it")
+    # Not by the auto class: the original's config names a tokenizer on the hub.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        source, extra_special_tokens={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN}
+    )
+    processor = _processor(source, tokenizer)
     with ExitStack() as stack:
         files = _open_weights(source, stack)
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
         config = native_config(settings, shapes=shapes, token_ids=_token_ids(tokenizer, source))
-        wanted = _native_shapes(config)
-        sources, left_out = account(wanted, files)
-        _check_shapes(sources, wanted, shapes)
-        _write_weights(_merged(sources, files, scaling), _sizes(sources, files), output)
-    config.save_pretrained(output)
-    GenerationConfig(
+        with torch.device("meta"):
+            model = Phi4MultimodalForCausalLM(config)
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        sources, left_out = account(model.state_dict().keys() - tied, files)
+        weights = {name: _weight(files, scaling, *names) for name, names in sources.items()}
+    try:
+        model.load_state_dict(weights, strict=False, assign=True)
+    except RuntimeError as error:
+        raise UserError(f"the weights do not fit config.json; one is not its own: {error}") from error
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
-    ).save_pretrained(output)
-    _write_processor(source, tokenizer, output)
-    merged = sum(one.adapter is not None for one in sources.values())
+    )
+    model.save_pretrained(output, max_shard_size=SHARD_BYTES)
+    processor.save_pretrained(output)
+    merged = sum(len(names) > 1 for names in sources.values())
     sentences = [f"the image adapter is merged into {merged} matrices of the language model, scaled by {scaling:g}"]
     if left_out:
         sentences.append(f"the speech adapter is left out: {len(left_out)} weights, {left_out[0]} and so on")
@@ -281,73 +271,16 @@ def _open_weights(source: Path, stack: ExitStack) -> dict[str, safe_open]:
     return {name: file for file in opened for name in file.keys()}
 
 
-def _native_shapes(config: Phi4MultimodalConfig) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of what transformers saves for the config."""
-    with torch.device("meta"):
-        model = Phi4MultimodalForCausalLM(config)
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    return {name: tuple(weight.shape) for name, weight in model.state_dict().items() if name not in tied}
-
-
-def _check_shapes(
-    sources: Mapping[str, Source], wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
-) -> None:
-    for name, source in sources.items():
-        found = given[source.name]
-        if found != wanted[name]:
-            raise UserError(
-                f"{source.name} is {found}, and by config.json it must be {wanted[name]}; one is not its own"
-            )
-        if source.adapter is None:
-            continue
-        (rank, columns), (rows, other_rank) = (given[factor] for factor in source.adapter)
-        if (rows, columns) != found or rank != other_rank:
-            raise UserError(f"{' and '.join(source.adapter)} do not fit {source.name} of {found}; copy them again")
-
-
-def _merged(
-    sources: Mapping[str, Source], files: Mapping[str, Any], scaling: float
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every weight under its new name, the adapter's product added in fp32 and rounded once."""
-    for name, source in sources.items():
-        weight = files[source.name].get_tensor(source.name)
-        if source.adapter is not None:
-            a, b = (files[factor].get_tensor(factor).float() for factor in source.adapter)
-            weight = (weight.float() + scaling * (b @ a)).to(weight.dtype)
-        yield name, weight
-
-
-def _sizes(sources: Mapping[str, Source], files: Mapping[str, Any]) -> dict[str, int]:
-    """Return every weight's size in bytes, without reading it."""
-    slices = {name: files[source.name].get_slice(source.name) for name, source in sources.items()}
-    return {name: _BYTES[part.get_dtype()] * math.prod(part.get_shape()) for name, part in slices.items()}
-
-
-def _write_weights(weights: Iterator[tuple[str, torch.Tensor]], sizes: Mapping[str, int], output: Path) -> None:
-    """Write the weights in files of at most `SHARD_BYTES`, with an index if there are several."""
-    shards: list[dict[str, int]] = [{}]
-    for name, size in sizes.items():
-        if shards[-1] and sum(shards[-1].values()) + size > SHARD_BYTES:
-            shards.append({})
-        shards[-1][name] = size
-    index: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
-        tensors = dict(next(weights) for _ in shard)
-        save_file(tensors, output / file, metadata={"format": "pt"})
-        index.update(dict.fromkeys(tensors, file))
-    if len(shards) > 1:
-        content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
-        (output / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _load_tokenizer(source: Path) -> PreTrainedTokenizerFast:
-    # Not by the auto class: the original's config names a tokenizer on the hub.
-    if not (source / "tokenizer.json").is_file():
-        raise UserError(f"{source}: no tokenizer.json; copy the original checkpoint's tokenizer files into it")
-    return PreTrainedTokenizerFast.from_pretrained(
-        source, extra_special_tokens={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN}
-    )
+def _weight(files: Mapping[str, Any], scaling: float, own: str, *factors: str) -> torch.Tensor:
+    """Return a weight, with the product of the adapter's factors added in fp32 and rounded once."""
+    weight = files[own].get_tensor(own)
+    if not factors:
+        return weight
+    a, b = (files[factor].get_tensor(factor).float() for factor in factors)
+    try:
+        return (weight.float() + scaling * (b @ a)).to(weight.dtype)
+    except RuntimeError as error:
+        raise UserError(f"{' and '.join(factors)} do not fit {own} ({error}); copy them again") from error
 
 
 def _token_ids(tokenizer: PreTrainedTokenizerFast, source: Path) -> dict[str, int]:
@@ -359,17 +292,17 @@ def _token_ids(tokenizer: PreTrainedTokenizerFast, source: Path) -> dict[str, in
     return {key: vocabulary[token] for key, token in tokens.items()}
 
 
-def _write_processor(source: Path, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write image processor, feature extractor and tokenizer, with a chat template that has images in it."""
+def _processor(source: Path, tokenizer: PreTrainedTokenizerFast) -> Phi4MultimodalProcessor:
+    """Return image processor, feature extractor and tokenizer, with a chat template that has images in it."""
     settings = _read_json(source / "preprocessor_config.json")
     if "dynamic_hd" not in settings:
         raise UserError(f"{source}/preprocessor_config.json: no dynamic_hd, the most crops of an image; copy it again")
     template = chat_template(image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN)
     tokenizer.chat_template = template
     audio = {key: value for key, value in settings.items() if key.startswith("audio_")}
-    Phi4MultimodalProcessor(
+    return Phi4MultimodalProcessor(
         image_processor=Phi4MultimodalImageProcessor(dynamic_hd=settings["dynamic_hd"]),
         audio_processor=Phi4MultimodalFeatureExtractor(**audio),
         tokenizer=tokenizer,
         chat_template=template,
-    ).save_pretrained(output)
+    )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import BatchFeature, Phi4MultimodalConfig, Phi4MultimodalProcessor
+from transformers import BatchFeature, Phi4MultimodalProcessor
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalImageEmbedding
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.models.idefics2_vision_model import Idefics2VisionTransformer
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMultiModal
 from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
@@ -27,11 +28,9 @@ from lmm_r1.lmm_kits.phi4_multimodal.towers import (
     AUDIO_EMBED,
     IMAGE_EMBED,
     MEDIA_KEYS,
+    attend_bidirectionally,
     crop_grid,
     num_placeholders,
-    position_ids,
-    token_mask,
-    vision_depth,
 )
 
 
@@ -72,27 +71,6 @@ class Phi4Processor(BaseMultiModalProcessor[Phi4ProcessingInfo]):
     def _get_hf_processor_text(self, mm_counts: Mapping[str, int]) -> str:
         return self.dummy_inputs.get_dummy_text(mm_counts)
 
-    def _postprocess_hf_mm_data(
-        self, mm_data: Mapping[str, object], hf_processor_mm_kwargs: Mapping[str, object], processed_data: BatchFeature
-    ) -> BatchFeature:
-        """Take off the empty crops with which the processor makes all images of a prompt alike."""
-        if "image_sizes" not in processed_data:
-            return BatchFeature({})
-        crop_size = self.info.get_hf_config().vision_config.crop_size
-        kept = []
-        for size in processed_data["image_sizes"]:
-            rows, columns = crop_grid(size, crop_size=crop_size)
-            kept.append(1 + rows * columns)
-        return BatchFeature(
-            {
-                "image_sizes": processed_data["image_sizes"],
-                **{
-                    key: [crops[:number] for crops, number in zip(processed_data[key], kept, strict=True)]
-                    for key in ("image_pixel_values", "image_attention_mask")
-                },
-            }
-        )
-
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> Mapping[str, MultiModalFieldConfig]:
@@ -116,78 +94,9 @@ class Phi4Processor(BaseMultiModalProcessor[Phi4ProcessingInfo]):
         return [PromptReplacement(modality="image", target=[config.image_token_id], replacement=replacement)]
 
 
-class Phi4ImageEmbed(nn.Module):
-    """Vision tower, halving, separators and projection, under the names of the checkpoint."""
-
-    def __init__(self, config: Phi4MultimodalConfig, *, prefix: str) -> None:
-        super().__init__()
-        vision = config.vision_config
-        self.config = vision
-        self.img_processor = Idefics2VisionTransformer(
-            vision,
-            num_hidden_layers_override=vision_depth(config),
-            require_post_norm=False,
-            apply_encoder_attention_mask=True,
-            prefix=f"{prefix}.img_processor",
-        )
-        self.img_projection_up = nn.Linear(vision.hidden_size, config.hidden_size)
-        self.img_projection_down = nn.Linear(config.hidden_size, config.hidden_size)
-        self.global_img_feature_extensor = nn.Parameter(torch.zeros(1, 1, vision.hidden_size))
-        self.sub_img_feature_extensor = nn.Parameter(torch.zeros(1, 1, 1, vision.hidden_size))
-
-    def forward(
-        self, crops: list[torch.Tensor], masks: list[torch.Tensor], sizes: Iterable[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Return an embedding per placeholder, (placeholders, D), for each image.
-
-        Args:
-            crops: pixels of each image, (1 + rows * columns, 3, H, W).
-            masks: patches that show image, (1 + rows * columns, S, S).
-        """
-        patch_mask = torch.cat(masks).bool()
-        features = self._halved(
-            self.img_processor(
-                torch.cat(crops),
-                patch_attention_mask=patch_mask,
-                position_ids=position_ids(
-                    patch_mask,
-                    side=self.config.image_size // self.config.patch_size,
-                    dtype=self.img_projection_up.weight.dtype,
-                ),
-            )
-        )
-        images = features.split([len(mask) for mask in masks])
-        arranged = [self._arranged(*image) for image in zip(images, masks, sizes, strict=True)]
-        return [self.img_projection_down(nn.functional.gelu(self.img_projection_up(image))) for image in arranged]
-
-    def _halved(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the mean of every two by two patches, (crops, s, s, D) from (crops, S * S, D)."""
-        side = int(features.shape[1] ** 0.5)
-        grid = features.unflatten(1, (side, side)).permute(0, 3, 1, 2)
-        if side % 2:
-            grid = nn.functional.pad(grid, (0, 1, 0, 1), mode="reflect")
-        return nn.functional.avg_pool2d(grid, kernel_size=2).permute(0, 2, 3, 1)
-
-    def _arranged(self, features: torch.Tensor, masks: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        """Return the grid of crops without its padding, a separator, and the whole picture; every row with its end."""
-        rows, columns = crop_grid(size, crop_size=self.config.crop_size)
-        mask = token_mask(masks, grid=(rows, columns))
-        side, width = features.shape[1], features.shape[-1]
-        crops = features[1:].reshape(rows, columns, side, side, width).transpose(1, 2)
-        crops = crops.reshape(rows * side, columns * side, width)[: int(mask[:, 0].sum()), : int(mask[0].sum())]
-        return torch.cat(
-            [self._with_row_ends(crops), self.global_img_feature_extensor[0], self._with_row_ends(features[0])]
-        )
-
-    def _with_row_ends(self, grid: torch.Tensor) -> torch.Tensor:
-        """Return (rows * (columns + 1), D) from (rows, columns, D)."""
-        ends = self.sub_img_feature_extensor[0].expand(len(grid), -1, -1)
-        return torch.cat([grid, ends], dim=1).flatten(0, 1)
-
-
 @MULTIMODAL_REGISTRY.register_processor(Phi4Processor, info=Phi4ProcessingInfo, dummy_inputs=Phi4DummyInputs)
 class Phi4MultimodalEngineModel(nn.Module, SupportsMultiModal):
-    """A Llama-like language model with its query, key, value and gate, up matrices fused, and `Phi4ImageEmbed`."""
+    """A Llama-like language model with its query, key, value and gate, up matrices fused, and transformers' vision tower."""
 
     packed_modules_mapping = {"qkv_proj": ["qkv_proj"], "gate_up_proj": ["gate_up_proj"]}
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={AUDIO_EMBED: None, IMAGE_EMBED: "image_embed."})
@@ -200,7 +109,8 @@ class Phi4MultimodalEngineModel(nn.Module, SupportsMultiModal):
         config = vllm_config.model_config.hf_config
         self.config = config
         with self._mark_tower_model(vllm_config, "image"):
-            self.image_embed = Phi4ImageEmbed(config, prefix=maybe_prefix(prefix, "image_embed"))
+            self.image_embed = Phi4MultimodalImageEmbedding(config)
+            attend_bidirectionally(self.image_embed)
         with self._mark_language_model(vllm_config):
             self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(
@@ -214,13 +124,21 @@ class Phi4MultimodalEngineModel(nn.Module, SupportsMultiModal):
         self.logits_processor = LogitsProcessor(config.vocab_size)
 
     def embed_multimodal(self, **kwargs: Iterable[torch.Tensor]) -> MultiModalEmbeddings:
-        """Return the embeddings of each image's placeholders."""
+        """Return the embeddings of each image's placeholders, as transformers' module computes them."""
         if "image_sizes" not in kwargs:
             return []
-        crops, masks, sizes = (
-            list(kwargs[key]) for key in ("image_pixel_values", "image_attention_mask", "image_sizes")
-        )
-        return self.image_embed(crops, masks, sizes)
+        vision, weights = self.config.vision_config, self.image_embed.img_projection_up.weight
+        media = [dict(zip(MEDIA_KEYS, image, strict=True)) for image in zip(*map(kwargs.get, MEDIA_KEYS), strict=True)]
+        embeds = []
+        for image in media:
+            grid = crop_grid(image["image_sizes"], crop_size=vision.crop_size)
+            tokens = num_placeholders(image["image_attention_mask"], grid=grid)
+            ids = torch.full((1, tokens), vision.image_token_id, device=weights.device)
+            places = weights.new_zeros(1, tokens, self.config.hidden_size)
+            # The processor adds empty crops to make all images of a prompt alike.
+            image = {key: part[: 1 + math.prod(grid)] for key, part in image.items()}
+            embeds.append(self.image_embed(ids, places, **{key: part[None] for key, part in image.items()})[0])
+        return embeds
 
     def forward(
         self,

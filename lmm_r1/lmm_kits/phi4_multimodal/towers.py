@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM, Phi4MultimodalImageProcessor
+from transformers import Phi4MultimodalConfig, Phi4MultimodalImageProcessor
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalAudioAttention,
     Phi4MultimodalVisionAttention,
 )
-
-from lmm_r1.lmm_kits.encoding import images_refused
-from lmm_r1.lmm_kits.kit import Media
 
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
 AUDIO_EMBED = "model.embed_tokens_extend.audio_embed."
@@ -45,7 +40,7 @@ _TEMPLATE = """\
 """
 
 
-def attend_bidirectionally(model: Phi4MultimodalForCausalLM) -> None:
+def attend_bidirectionally(model: torch.nn.Module) -> None:
     """Stop the encoders' attention from being causal.
 
     Transformers 5.15 marks it causal, and SDPA and flash-attn follow that if they get no mask: attention in an image without
@@ -56,15 +51,11 @@ def attend_bidirectionally(model: Phi4MultimodalForCausalLM) -> None:
             module.is_causal = False
 
 
-def vision_depth(config: Phi4MultimodalConfig) -> int:
-    """Return how many layers of the vision tower the image features have been through."""
-    layers, taken = config.vision_config.num_hidden_layers, config.vision_config.feature_layer
-    return taken if taken >= 0 else layers + 1 + taken
-
-
 def dead_prefixes(config: Phi4MultimodalConfig) -> tuple[str, ...]:
     """Return the prefixes of the parameters that none of our losses reaches."""
-    unused = range(vision_depth(config), config.vision_config.num_hidden_layers)
+    # The projector reads `feature_layer` of the embeddings' and all layers' outputs.
+    layers_made = config.vision_config.num_hidden_layers
+    unused = range(range(layers_made + 1)[config.vision_config.feature_layer], layers_made)
     layers = (f"{VISION_TOWER}encoder.layers.{index}." for index in unused)
     return (AUDIO_EMBED, f"{VISION_TOWER}head.", f"{VISION_TOWER}post_layernorm.", *layers)
 
@@ -107,67 +98,15 @@ def _with_row_ends(rows: int, columns: int, *, side: int) -> int:
 
 
 def tokens_of_size(settings: Phi4MultimodalImageProcessor, width: int, height: int) -> int:
-    """Return how many tokens an image of this size takes; raises UserError for one that is refused."""
+    """Return how many tokens an image of this size takes; raises ValueError for one that is refused."""
     crop, patch = settings.size["height"], settings.patch_size
     side = crop // patch
     # A tensor without memory, because only its size matters.
     image = torch.empty(3, height, width, device="meta")
-    try:
-        padded, _ = settings.dynamic_preprocess(image, crop, patch, side, max_num=settings.dynamic_hd)
-    except ValueError as error:
-        raise images_refused([(width, height)], error) from error
+    padded, _ = settings.dynamic_preprocess(image, crop, patch, side, max_num=settings.dynamic_hd)
     scale = min(whole / own for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True))
     counts = []
     for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True):
         patches = whole // patch - (whole - int(own * scale)) // patch
         counts.append(sum(place % side % 2 == 0 for place in range(patches)))
     return _with_row_ends(*counts, side=side)
-
-
-def position_ids(patch_mask: torch.Tensor, *, side: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the position of every patch of a crop in the tower's grid of `side` x `side` positions, (crops, S * S).
-
-    The part of a crop that shows image covers all positions; padding is at 0. The fractions are rounded to the model's
-    precision, as in transformers: with another rounding, patches near a border would get the next position.
-    """
-    counts = torch.stack([patch_mask[:, :, 0].sum(dim=1), patch_mask[:, 0].sum(dim=1)])  # (2, crops)
-    steps = torch.arange(patch_mask.shape[-1], device=patch_mask.device, dtype=torch.float32)
-    fractions = (steps * (1.0 / counts)[..., None]).clamp(max=1.0 - 1e-6).to(dtype)  # (2, crops, S)
-    borders = torch.arange(1 / side, 1.0, 1 / side, device=patch_mask.device)
-    rows, columns = torch.bucketize(fractions, borders, right=True)
-    places = rows[:, :, None] * side + columns[:, None, :]
-    return (places * patch_mask).flatten(1)
-
-
-def merge_media(media: Sequence[Media]) -> Media:
-    """Join the images of several prompts in row order, with empty crops for images that have fewer than others.
-
-    As in the processor, an empty crop is zeros, all of them unmasked: with all of it masked, its positions would be a
-    division by zero and some attention kernels would return NaN. The result of an empty crop is not used.
-    """
-    width = max(item["image_pixel_values"].shape[1] for item in media)
-    fills = {"image_pixel_values": 0, "image_attention_mask": 1}
-    return {
-        key: torch.cat([_widened(item[key], width, fills[key]) if key in fills else item[key] for item in media])
-        for key in MEDIA_KEYS
-    }
-
-
-def _widened(crops: torch.Tensor, width: int, fill: int) -> torch.Tensor:
-    missing = crops.new_full((len(crops), width - crops.shape[1], *crops.shape[2:]), fill)
-    return torch.cat([crops, missing], dim=1)
-
-
-def filler_media(config: Phi4MultimodalConfig) -> tuple[list[int], Media]:
-    """Return the smallest image sample: the whole picture and one crop, of which one patch is not padding."""
-    vision = config.vision_config
-    side = vision.crop_size // vision.patch_size
-    mask = torch.zeros(1, 2, side, side)
-    mask[0, 0] = 1
-    mask[0, 1, 0, 0] = 1
-    media = {
-        "image_pixel_values": torch.zeros(1, 2, vision.num_channels, vision.crop_size, vision.crop_size),
-        "image_sizes": torch.tensor([[vision.crop_size, vision.crop_size]]),
-        "image_attention_mask": mask,
-    }
-    return [vision.image_token_id] * num_placeholders(mask[0], grid=(1, 1)), media

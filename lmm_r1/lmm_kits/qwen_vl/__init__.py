@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from PIL import Image
 from transformers import (
     PretrainedConfig,
     PreTrainedModel,
@@ -19,20 +18,11 @@ from transformers import (
 )
 
 from lmm_r1.data.images import Video
-from lmm_r1.data.messages import ImagePart, Message, VideoPart, images_of, videos_of
-from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import (
-    bounded_image,
-    bounded_video,
-    channels_first,
-    image_limits,
-    shown_within,
-    text_positions,
-    video_metadata,
-)
+from lmm_r1.data.messages import VideoPart
+from lmm_r1.lmm_kits.encoding import bounded_video, text_positions
 from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
-from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, heads_of, text_settings
+from lmm_r1.lmm_kits.kit import LmmKit, Media
+from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec, TinyTokens, chatml, heads_of, text_settings
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types, as the models name them."""
@@ -113,46 +103,9 @@ def _blocks(kinds: Sequence[int], given: dict[int, Iterator[Grid]]) -> Iterator[
 
 MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 # Around an object of an image, and around its place.
-BOX_TOKENS = (
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-)
-# The tiny models' chat template: media in place between vision markers.
-TURNS = """\
-{%- macro media(kind) -%}<|vision_start|><|{{ kind }}_pad|><|vision_end|>{%- endmacro -%}
-{%- set seen = namespace(image=0, video=0) -%}
-{%- for message in messages -%}
-{{- '<|im_start|>' + message.role + '\\n' -}}
-{%- if message.content is string -%}
-{{- message.content -}}
-{%- else -%}
-{%- for part in message.content -%}
-{%- if part.type in ('image', 'image_url') or 'image' in part -%}
-{%- set seen.image = seen.image + 1 -%}
-{%- if add_vision_id -%}{{- 'Picture ' + seen.image|string + ': ' -}}{%- endif -%}
-{{- media('image') -}}
-{%- elif part.type == 'video' or 'video' in part -%}
-{%- set seen.video = seen.video + 1 -%}
-{%- if add_vision_id -%}{{- 'Video ' + seen.video|string + ': ' -}}{%- endif -%}
-{{- media('video') -}}
-{%- else -%}
-{{- part.text -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
-DEFAULT_SYSTEM = """\
-{%- if messages[0].role != 'system' -%}
-{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
-{%- endif -%}
-"""
+BOX_TOKENS = tuple(f"<|{kind}_{end}|>" for kind in ("object_ref", "box", "quad") for end in ("start", "end"))
+MARKS = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
+"""What the chat template writes for media."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *BOX_TOKENS, *MEDIA_TOKENS)
 # As in the released checkpoints, for videos and images alike; with the class's own default, small frames are scaled up.
 VIDEO_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
@@ -172,77 +125,37 @@ class QwenVlKit(LmmKit):
     media_tokens: ClassVar[tuple[str, ...]] = MEDIA_TOKENS
     """The tokens before and after an image's placeholders, then all other tokens of images and videos."""
     media_keys = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-    tiny_tokens: ClassVar[TinyTokens] = TinyTokens(special=SPECIAL_TOKENS, chat_template=DEFAULT_SYSTEM + TURNS)
+    tiny_tokens: ClassVar[TinyTokens] = TinyTokens(
+        special=SPECIAL_TOKENS, chat_template=chatml(MARKS, default_system=True)
+    )
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
     projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
     feature_points: ClassVar[tuple[FeaturePoint, ...]] = (
         GridPoint(owner="model.visual", projects=True, reads="pooler_output"),
     )
 
-    def bounded_media(self, processor: ProcessorMixin, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
-        limits, factor = self.pixel_limits(processor), _merged_side(processor)
-        frames = [
-            self.bounded_video(processor, video, part)
-            for video, part in zip(raw.videos, videos_of(messages), strict=True)
-        ]
-        resized = [
-            bounded_image(image, part, limits=limits, factor=factor)
-            for image, part in zip(raw.images, images_of(messages), strict=True)
-        ]
-        return RawMedia(images=resized, videos=frames)
-
     def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
-        """Return the video within the pixel bounds of its part, as both sides cut it into patches."""
         return bounded_video(processor, video, part)
-
-    def encode_chat(self, processor: ProcessorMixin, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
-        engine_token_ids = self.text_ids(processor, text)
-        if not raw.images and not raw.videos:
-            return EncodedPrompt.of_text(engine_token_ids)
-        batch = _call(processor, text, raw)
-        return raw.encoded(
-            token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=engine_token_ids,
-            media={key: batch[key] for key in self.media_keys if key in batch},
-        )
 
     def image_mark(self, processor: ProcessorMixin) -> str:
         start, end, *_ = self.media_tokens
         return f"{start}{processor.image_token}{end}"
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
-        return image_limits(processor)
+        size = processor.image_processor.size
+        return size["shortest_edge"], size["longest_edge"]
 
-    def shown_images(
-        self, processor: ProcessorMixin, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
-    ) -> list[tuple[tuple[int, int], int]]:
-        settings, factor = processor.image_processor, _merged_side(processor)
+    def side_factor(self, processor: ProcessorMixin) -> int:
+        """Return the pixels on a side of a merged patch."""
+        return processor.image_processor.patch_size * processor.image_processor.merge_size
 
-        def tokens(width: int, height: int) -> int:
-            return settings.get_number_of_image_patches(height, width) // settings.merge_size**2
-
-        return shown_within(self.pixel_limits(processor), images, sizes, tokens=tokens, factor=factor)
-
-    def check_size(self, processor: ProcessorMixin, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
-        try:
-            if isinstance(part, ImagePart):
-                self.shown_images(processor, [part], [(width, height)])
-            # Within bounds, the shorter side of a frame has at least one patch, which no processor refuses.
-            elif part.min_pixels is None and part.max_pixels is None:
-                # Videos are refused by the same ratio of sides.
-                processor.image_processor.get_number_of_image_patches(height, width)
-        except ValueError as error:
-            raise _refused([f"{width}x{height}"], error) from error
-
-    def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
-        return frozenset({processor.image_token_id, processor.video_token_id})
+    def tokens_of_size(self, processor: ProcessorMixin, width: int, height: int) -> int:
+        settings = processor.image_processor
+        return settings.get_number_of_image_patches(height, width) // settings.merge_size**2
 
     def image_ends(self, config: PretrainedConfig) -> tuple[int, int]:
         """Return the ids before and after an image's placeholders."""
         return config.vision_start_token_id, config.vision_end_token_id
-
-    def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        return {*super().media_token_ids(config, tokenizer), config.video_token_id, *self.image_ends(config)}
 
     def token_types(self, config: PretrainedConfig, token_ids: torch.Tensor) -> torch.Tensor:
         """Return for each token (B, T) whether it is text, an image's placeholder or a video's."""
@@ -348,26 +261,3 @@ class QwenVlKit(LmmKit):
             "image_processor": Qwen2VLImageProcessor(),
             "video_processor": Qwen2VLVideoProcessor(size=dict(VIDEO_PIXELS)),
         }
-
-
-def _merged_side(processor: ProcessorMixin) -> int:
-    """Return the pixels on a side of a merged patch."""
-    return processor.image_processor.patch_size * processor.image_processor.merge_size
-
-
-def _call(processor: ProcessorMixin, text: str, raw: RawMedia) -> Mapping[str, Any]:
-    media: dict[str, object] = {"images": list(raw.images)} if raw.images else {}
-    if raw.videos:
-        media["videos"] = [channels_first(video) for video in raw.videos]
-        media["video_metadata"] = [video_metadata(video) for video in raw.videos]
-        media["do_sample_frames"] = False
-    try:
-        return processor(text=[text], **media, add_special_tokens=False, return_tensors="pt")
-    except ValueError as error:
-        sizes = [f"{image.width}x{image.height}" for image in raw.images]
-        sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in raw.videos]
-        raise _refused(sizes, error) from error
-
-
-def _refused(sizes: Sequence[str], error: ValueError) -> UserError:
-    return UserError(f"the processor refuses the images or videos ({', '.join(sizes)}): {error}; take the row out")

@@ -13,7 +13,7 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
-from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments
+from lmm_r1.lmm_kits.kit import EncodedPrompt
 from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyModelSpec
 
@@ -33,9 +33,6 @@ class Qwen2VlKit(QwenVlKit):
         return {"embed_dim": spec.hidden_size, "mlp_ratio": 2}
 
 
-ENGINE_CLASS = "LmmR1Qwen2_5_VLForConditionalGeneration"
-
-
 class Qwen25VlKit(QwenVlKit):
     """A step of a video counts as long as it lasts in the positions; in vLLM a class of ours does so (`engine_model`)."""
 
@@ -44,6 +41,7 @@ class Qwen25VlKit(QwenVlKit):
     config_class = Qwen2_5_VLConfig
     model_class = Qwen2_5_VLForConditionalGeneration
     processor_class = Qwen2_5_VLProcessor
+    video_engine_architecture = "LmmR1Qwen2_5_VLForConditionalGeneration"
 
     def image_scales(
         self, processor: Qwen2_5_VLProcessor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
@@ -57,11 +55,6 @@ class Qwen25VlKit(QwenVlKit):
             (width / (columns * side), height / (rows * side))
             for (width, height), (_, rows, columns) in zip(sizes, grids, strict=True)
         )
-
-    def engine_arguments(self, config: Qwen2_5_VLConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's limits, and for rows with videos the class of `engine_model`, which uses their times."""
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        return {**limits, "hf_overrides": {"architectures": [ENGINE_CLASS]}} if max_videos else limits
 
     def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         return {

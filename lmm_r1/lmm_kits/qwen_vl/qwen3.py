@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import (
-    PretrainedConfig,
     Qwen2VLImageProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
@@ -24,9 +23,8 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.lmm_kits.encoding import bounded_steps
 from lmm_r1.lmm_kits.features import GridPoint, Parts
-from lmm_r1.lmm_kits.kit import EngineArguments
-from lmm_r1.lmm_kits.qwen_vl import ROPE, SPECIAL_TOKENS, TURNS, QwenVlKit
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens
+from lmm_r1.lmm_kits.qwen_vl import MARKS, ROPE, SPECIAL_TOKENS, QwenVlKit
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens, chatml
 
 # Of the tiny model. The features of the tower's first two layers are added after the first two layers of the language
 # model, but not after its last one, where they would affect no response.
@@ -54,21 +52,13 @@ class TimedStepsKit(QwenVlKit):
     processor_class = Qwen3VLProcessor
     writes_thousandths = True
     vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
-    engine_language_model: ClassVar[str]
-    """vLLM's class of the language model."""
+    # vLLM's class of the language model; vLLM 0.29's CPU platform needs its name (platforms/cpu.py asks for `use_mla`).
+    engine_text_config: ClassVar[Mapping[str, Any]]
     # No default system turn, unlike in earlier releases.
-    tiny_tokens = TinyTokens(special=SPECIAL_TOKENS, chat_template=TURNS)
+    tiny_tokens = TinyTokens(special=SPECIAL_TOKENS, chat_template=chatml(MARKS))
 
     def bounded_video(self, processor: Qwen3VLProcessor, video: Video, part: VideoPart) -> Video:
         return bounded_steps(processor, video, part)
-
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's limits, and the name of the language model's class.
-
-        vLLM 0.29's CPU platform needs that name (platforms/cpu.py asks for `use_mla`).
-        """
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        return {**limits, "hf_overrides": {"text_config": {"architectures": [self.engine_language_model]}}}
 
     def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
@@ -85,6 +75,11 @@ class TimedStepsKit(QwenVlKit):
             ),
             "video_processor": Qwen3VLVideoProcessor(size=dict(VIDEO_PIXELS)),
         }
+
+
+def tiny_mixture(spec: TinyModelSpec) -> dict[str, object]:
+    """Return a tiny model's experts; all sizes of a layer differ, so that a transposed tensor fits nowhere."""
+    return {"moe_intermediate_size": 3 * spec.hidden_size // 2, "num_experts": 4, "num_experts_per_tok": 2}
 
 
 class DeepstackKit(TimedStepsKit):
@@ -122,23 +117,10 @@ class Qwen3VlKit(DeepstackKit):
     checkpoints = "Qwen3-VL"
     config_class = Qwen3VLConfig
     model_class = Qwen3VLForConditionalGeneration
-    engine_language_model = "Qwen3ForCausalLM"
+    engine_text_config = {"architectures": ["Qwen3ForCausalLM"]}
 
 
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-
-
-def register_released_layout(model_type: str) -> None:
-    """Make transformers read both layouts of experts and write the released one; may be called again.
-
-    The released layout of files is (E, in, out), that of transformers' model is (E, out, in). Transformers 5.15 reads both
-    and writes its own, which vLLM 0.29 and transformers 4 cannot read.
-    """
-    converters = [
-        WeightConverter(source_patterns=name, target_patterns=name, operations=[FromFile()])
-        for name in (GATE_UP, DOWN)
-    ]
-    register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)
 
 
 def is_released(name: str, shape: torch.Size, *, hidden_size: int) -> bool:
@@ -188,11 +170,6 @@ def _only(tensors: Mapping[str, Any]) -> torch.Tensor:
     return value[0] if isinstance(value, list) else value
 
 
-ENGINE_CLASS = "LmmR1Qwen3VLMoeForConditionalGeneration"
-# Of the tiny model.
-EXPERTS, EXPERTS_PER_TOKEN = 4, 2
-
-
 class Qwen3VlMoeKit(DeepstackKit):
     """The mixtures of experts, whose weights are two tensors per layer."""
 
@@ -200,30 +177,24 @@ class Qwen3VlMoeKit(DeepstackKit):
     checkpoints = "Qwen3-VL-MoE (30B-A3B, 235B-A22B)"
     config_class = Qwen3VLMoeConfig
     model_class = Qwen3VLMoeForConditionalGeneration
-    engine_language_model = "Qwen3MoeForCausalLM"
+    engine_architecture = "LmmR1Qwen3VLMoeForConditionalGeneration"
+    # In transformers the weights of a token's experts always sum to 1; vLLM reads this from the config.
+    engine_text_config = {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True}
     zero3_leaf_classes = ("Qwen3VLMoeTextSparseMoeBlock",)
     takes_4bit = False
-
-    def engine_arguments(self, config: Qwen3VLMoeConfig, *, max_images: int, max_videos: int) -> EngineArguments:
-        """Return vLLM's limits, the class of `engine_model`, and how a token's experts are weighted.
-
-        In transformers the weights of a token's experts always sum to 1; vLLM reads `norm_topk_prob` from the config.
-        """
-        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        overrides = arguments["hf_overrides"]
-        text = {**overrides["text_config"], "norm_topk_prob": True}
-        return {**arguments, "hf_overrides": {**overrides, "text_config": text, "architectures": [ENGINE_CLASS]}}
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             **super().tiny_text(spec),
-            # All sizes of a layer differ, so that a transposed tensor fits nowhere.
-            "moe_intermediate_size": 3 * spec.hidden_size // 2,
-            "num_experts": EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            **tiny_mixture(spec),
             "norm_topk_prob": True,
         }
 
 
-register_released_layout(Qwen3VlMoeKit.model_type)
-QWEN3_VL_MOE = Qwen3VlMoeKit()
+# Transformers reads both layouts of experts, and now writes the released one: files have (E, in, out), the model (E, out, in).
+# Transformers 5.15 itself writes its own, which vLLM 0.29 and transformers 4 cannot read.
+register_checkpoint_conversion_mapping(
+    Qwen3VlMoeKit.model_type,
+    [WeightConverter(source_patterns=one, target_patterns=one, operations=[FromFile()]) for one in (GATE_UP, DOWN)],
+    overwrite=True,
+)

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.qwen_vl import ROPE
-from lmm_r1.lmm_kits.qwen_vl.qwen3 import TimedStepsKit
+from lmm_r1.lmm_kits.qwen_vl.qwen3 import TimedStepsKit, tiny_mixture
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, heads_of
 
 # Of the tiny model: by how much its slowest and its fastest head forget at each token, before the gate.
@@ -55,11 +55,7 @@ class Qwen35Kit(DeltaNetKit):
     checkpoints = "Qwen3.5"
     config_class = Qwen3_5Config
     model_class = Qwen3_5ForConditionalGeneration
-    engine_language_model = "Qwen3_5ForCausalLM"
-
-
-# Of the tiny mixture.
-EXPERTS, EXPERTS_PER_TOKEN = 4, 2
+    engine_text_config = {"architectures": ["Qwen3_5ForCausalLM"]}
 
 
 class Qwen35MoeKit(DeltaNetKit):
@@ -69,16 +65,13 @@ class Qwen35MoeKit(DeltaNetKit):
     checkpoints = "Qwen3.5-MoE"
     config_class = Qwen3_5MoeConfig
     model_class = Qwen3_5MoeForConditionalGeneration
-    engine_language_model = "Qwen3_5MoeForCausalLM"
+    engine_text_config = {"architectures": ["Qwen3_5MoeForCausalLM"]}
     zero3_leaf_classes = ("Qwen3_5MoeSparseMoeBlock",)
     takes_4bit = False
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             **super().tiny_text(spec),
-            # All sizes of a layer differ, so that a transposed tensor fits nowhere.
-            "moe_intermediate_size": 3 * spec.hidden_size // 2,
+            **tiny_mixture(spec),
             "shared_expert_intermediate_size": 2 * spec.hidden_size,
-            "num_experts": EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
         }

@@ -165,10 +165,10 @@ def test_half_precision_is_kept_and_rounded_once(broken, tmp_path):
         ({"model.layers.1.mlp.down_proj.lora_B.vision.weight": None}, "missing; copy the whole checkpoint: model.layers.1"),
         ({f"{IMAGE}glb_GN": None}, f"missing; copy the whole checkpoint: {IMAGE}glb_GN"),
         ({f"{IMAGE}img_processor.embeddings.position_embedding.weight": None}, "position_embedding"),
-        ({"model.norm.weight": torch.ones(3)}, "model.norm.weight is (3,), and by config.json it must be (64,)"),
+        ({"model.norm.weight": torch.ones(3)}, "size mismatch for model.norm.weight"),
         (
             {"model.layers.0.mlp.down_proj.lora_A.vision.weight": torch.ones(RANK + 1, 128)},
-            "do not fit model.layers.0.mlp.down_proj.base_layer.weight of (64, 128)",
+            "do not fit model.layers.0.mlp.down_proj.base_layer.weight (",
         ),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from lmm_r1.cluster.worker_processes import KIT_VARIABLE, run_environment, worke
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit, kit_of
 from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, KitFile, derived_kit, read_kit, write_kit
-from lmm_r1.lmm_kits.registry import facts_of, kit_name_of
+from lmm_r1.lmm_kits.registry import kit_name_of
 
 FILE: dict[str, Any] = {
     "model_type": "mistral3",
@@ -147,7 +147,7 @@ def test_a_registered_file_serves_its_architecture_and_workers_inherit_it(own_va
     model = checkpoint(tmp_path)
     assert kit_of(model) == kit
     assert kit_name_of(model) == "mistral3"
-    assert facts_of(model).takes_images
+    assert kit_of(model).takes_images
     assert os.environ[KIT_VARIABLE] == str(tmp_path / "kit.json")
     runtime = worker_runtime(run_environment())
     assert runtime["env_vars"][KIT_VARIABLE] == str(tmp_path / "kit.json")

@@ -7,6 +7,7 @@ from helpers.conversations import message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.passes import logits_of
 from helpers.tiny_models import encode, make_actor, pad
+from jinja2 import TemplateError
 from safetensors.torch import load_file, save_file
 
 from lmm_r1.errors import UserError
@@ -67,17 +68,17 @@ def test_line_breaks_beside_an_image_are_one_token(processor):
 
 
 @pytest.mark.parametrize(
-    ("messages", "reason"),
+    ("messages", "error"),
     [
-        ([message("user", "hello"), message("user", "are you there?")], "roles are user, user "),
-        ([message("assistant", "hello")], "roles are assistant "),
-        ([message("system", SMALL), message("user", "hello")], "a system turn, which is text"),
-        ([message("system", "Look:", SMALL), message("user", "hello")], "writes 0 placeholders for the 1 images"),
+        ([message("user", "hello"), message("user", "are you there?")], TemplateError),
+        ([message("assistant", "hello")], TemplateError),
+        ([message("system", SMALL), message("user", "hello")], TemplateError),
+        ([message("system", "Look:", SMALL), message("user", "hello")], UserError),
     ],
     ids=["two user turns", "assistant first", "image as system turn", "image in the system turn"],
 )
-def test_turns_that_the_template_cannot_write_are_refused(processor, messages, reason):
-    with pytest.raises(UserError, match=reason):
+def test_turns_that_the_template_cannot_write_are_refused(processor, messages, error):
+    with pytest.raises(error):
         encode(KIT, processor, messages)
 
 

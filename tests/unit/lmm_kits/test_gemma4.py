@@ -80,7 +80,9 @@ def test_an_image_has_the_tokens_of_its_aspect_ratio(processor):
 
 def test_flash_attention_is_refused(folder):
     with pytest.raises(UserError, match="--ds.attn_implementation sdpa"):
-        KIT.load_model(str(folder), attn_implementation="flash_attention_2")
+        KIT.load_model(
+            str(folder), dtype=torch.float32, attn_implementation="flash_attention_2", trust_remote_code=False
+        )
 
 
 def test_tokens_of_an_image_see_each_other_in_sliding_layers_only():

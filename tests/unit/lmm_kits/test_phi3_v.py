@@ -77,15 +77,13 @@ def test_two_crops_one_above_the_other_are_laid_out_as_drawn_by_hand():
 
 
 def test_images_are_numbered_through_the_conversation_each_on_a_line_of_its_own(processor):
-    text = processor.apply_chat_template(
-        [
-            {"role": "system", "content": "Think."},
-            {"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Add."}]},
-            {"role": "assistant", "content": "4"},
-            {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "image"}]},
-        ],
-        add_generation_prompt=True,
-    )
+    asked = [
+        message("system", "Think."),
+        message("user", WIDE, WIDE, "Add."),
+        message("assistant", "4"),
+        message("user", "And ", WIDE),
+    ]
+    text = KIT.chat_text(processor, asked, add_generation_prompt=True)
     assert text == (
         "<|system|>\nThink.<|end|>\n<|user|>\n<|image_1|>\n<|image_2|>\nAdd.<|end|>\n<|assistant|>\n4<|end|>\n"
         "<|user|>\nAnd <|image_3|>\n<|end|>\n<|assistant|>\n"

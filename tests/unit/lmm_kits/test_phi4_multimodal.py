@@ -4,10 +4,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.tiny_models import encode
-from transformers import Phi4MultimodalImageProcessor, Phi4MultimodalVisionConfig
-from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
-    Phi4MultimodalVisionEmbeddings,
-)
+from transformers import Phi4MultimodalImageProcessor
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
@@ -40,29 +37,8 @@ def test_an_images_features_do_not_depend_on_the_padding_of_its_neighbours(folde
     whole, padded = media_of(processor, (56, 56)), media_of(processor, (140, 84))
     assert whole["image_attention_mask"].all()
     assert not padded["image_attention_mask"].all()
-    alone, beside = features(model, whole), features(model, towers.merge_media([whole, padded]))
+    alone, beside = features(model, whole), features(model, KIT.merge_media([whole, padded]))
     torch.testing.assert_close(beside, alone, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_patchs_position_is_the_one_that_transformers_gives_it(dtype):
-    config = Phi4MultimodalVisionConfig(hidden_size=4, patch_size=2, image_size=64)
-    embeddings = Phi4MultimodalVisionEmbeddings(config).to(dtype)
-    with torch.no_grad():
-        embeddings.patch_embedding.weight.zero_()
-        embeddings.patch_embedding.bias.zero_()
-        # Each position tells its number in two digits, exactly in any precision.
-        numbers = torch.arange(32 * 32)
-        embeddings.position_embedding.weight.zero_()
-        embeddings.position_embedding.weight[:, 0] = numbers // 32
-        embeddings.position_embedding.weight[:, 1] = numbers % 32
-    mask = torch.zeros(32, 32, 32, dtype=torch.bool)
-    for index in range(32):
-        mask[index, : index + 1, : 32 - index] = True
-    with torch.no_grad():
-        told = embeddings(torch.zeros(32, 3, 64, 64, dtype=dtype), mask).long()
-    expected = told[..., 0] * 32 + told[..., 1]
-    assert torch.equal(towers.position_ids(mask, side=32, dtype=dtype), expected)
 
 
 # Width, height -> rows and columns of crops, placeholders. 448 x 10: one row of 16 tokens with its end, one separator, and
@@ -87,7 +63,7 @@ def test_placeholders_are_counted_by_hand_and_as_the_processor_counts_them(size,
 
 def test_prompts_with_different_numbers_of_crops_are_joined_with_empty_ones(processor):
     small, wide = media_of(processor, (56, 56)), media_of(processor, (900, 500), (56, 84))
-    joined = towers.merge_media([small, wide])
+    joined = KIT.merge_media([small, wide])
     assert joined["image_pixel_values"].shape == (3, 7, 3, 448, 448)
     assert joined["image_attention_mask"].shape == (3, 7, 32, 32)
     assert joined["image_sizes"].tolist() == [[448, 448], [896, 1344], [448, 448]]

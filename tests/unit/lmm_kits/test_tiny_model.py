@@ -4,20 +4,16 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from lmm_r1.lmm_kits.tiny_model import train_character_bpe, train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import TinyTokens, train_character_bpe, train_tokenizer
 
 CORPUS = ("What is 12 + 34?", "The answer is 46.", "What is the answer?")
 
 
 def trained():
-    return train_tokenizer(
-        CORPUS,
-        vocab_size=280,
-        special_tokens=("<|pad|>", "<|end|>"),
-        eos_token="<|end|>",
-        pad_token="<|pad|>",
-        chat_template="{{ messages }}",
+    tokens = TinyTokens(
+        special=("<|pad|>", "<|end|>"), end="<|end|>", padding="<|pad|>", chat_template="{{ messages }}"
     )
+    return train_tokenizer(tokens, CORPUS, vocab_size=280)
 
 
 @pytest.mark.parametrize("text", ["What is 46 + 1?", "naïve 数学 \U0001f600\t\n  x", " leading and trailing "])

@@ -12,7 +12,7 @@ from lmm_r1 import register_kit
 from lmm_r1.cluster.worker_processes import KIT_VARIABLE, worker_runtime
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit, kit_of
-from lmm_r1.lmm_kits.registry import facts_of, given_files, kit_name_of
+from lmm_r1.lmm_kits.registry import given_files, kit_name_of
 
 FILE = """
 from lmm_r1.lmm_kits.llm import LanguageModelKit
@@ -48,7 +48,7 @@ def test_a_file_serves_its_architecture_and_may_replace_a_kit_of_the_project(fil
         kit_name_of("own")
     kit = register_kit("mine.py?closes=!")
     assert (kit.closes, kit_of("own"), get_kit("own"), kit_name_of("own")) == ("!", kit, kit, "own")
-    assert not facts_of("own").takes_images
+    assert not kit_of("own").takes_images
     assert type(kit_of("gemma3")).__name__ == "Gemma3Kit"
     register_kit("mine.py:Other")
     assert type(kit_of("gemma3")).__name__ == "Other"
