@@ -298,7 +298,7 @@ class LmmKit(KitFacts, ABC):
         """
         if not raw.images and not raw.videos:
             return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=(), opens=opens))
-        media: dict[str, Any] = {"images": list(raw.images)} if raw.images else {}
+        media: dict[str, object] = {"images": list(raw.images)} if raw.images else {}
         if raw.videos:
             media["videos"] = [channels_first(video) for video in raw.videos]
             media["video_metadata"] = [video_metadata(video) for video in raw.videos]
