@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,7 +59,15 @@ def terminal(
     """A chat with an untrained model, which never stops by itself; plain transformers start sooner than vLLM."""
     argv = arguments(tiny_checkpoint("qwen2_5_vl"), max_images=2, max_new_tokens=2000, backend="transformers")
     child = pexpect.spawn(
-        sys.executable, argv, cwd=str(folder), env=environment, dimensions=(24, 80), encoding="utf-8", timeout=180
+        sys.executable,
+        argv,
+        cwd=str(folder),
+        env=environment,
+        dimensions=(24, 80),
+        encoding="utf-8",
+        timeout=180,
+        # A shell lets programs in the background ignore it, and they let theirs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     # A process with an engine takes a while to end, and longer beside other tests.
     child.ptyproc.delayafterterminate = 5.0
