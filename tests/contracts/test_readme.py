@@ -15,17 +15,6 @@ def test_the_make_targets_of_the_page_are_there():
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 
 
-def test_the_plan_of_the_page_is_accepted_for_a_checkpoint_whose_sizes_are_known():
-    from lmm_r1.cli.arguments import parse
-    from lmm_r1.cli.plan import CONFIG
-    from lmm_r1.lmm_kits.registry import released_configs
-
-    [line] = re.findall(r"^lmm-r1 plan (.*)$", PAGE, flags=re.MULTILINE)
-    config = parse(CONFIG, line.split(), prog="lmm-r1 plan", description="")
-    assert config.actor.model_name_or_path in released_configs()
-    assert (config.num_gpus, config.gpu_memory_gib) == (1, 80.0)
-
-
 def test_the_page_names_commands_files_and_a_version_of_python_that_exist():
     from lmm_r1.cli import COMMANDS
 

@@ -1,4 +1,6 @@
-"""Losses of a distillation by hand, padded, with all logits at once; and ranks that train on what the student samples."""
+"""Updates of distillations on DeepSpeed ranks, and the same ones by hand: padded, in one process, with all logits at once.
+
+The cases run in the processes of `dpo_steps`."""
 
 from __future__ import annotations
 
@@ -9,19 +11,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from helpers.conversations import message, picture, row
+from helpers.dpo_steps import ADAM, KIT, STEPS, Case, Updates, flags_of, rows, updates_made
 from helpers.passes import logits_of
 from helpers.sessions import begun, run_of, updated
-from helpers.tiny_models import CORPUS
+from helpers.tiny_models import CORPUS, make_actor
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
-from lmm_r1.lmm_kits import LmmKit, TinyModelSpec
+from lmm_r1.lmm_kits import LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised.samples import SFTSample
+from lmm_r1.supervised.samples import SFTSample, encode_sample
 
-BETA, TEMPERATURE = 0.3, 1.5
-KIT = "qwen2_5_vl"
+COEF, BETA, TEMPERATURE = 0.7, 0.3, 1.5
+FLAGS = {"model.kd_coef": COEF, "model.kd_loss": "jsd", "model.kd_beta": BETA, "model.kd_temperature": TEMPERATURE}
 SHARPNESS = 40.0
 
 
@@ -36,14 +38,8 @@ def build_teacher(kit: LmmKit, folder: Path) -> None:
 
 
 def conversations() -> list[Row]:
-    """Return four rows, two of them with images."""
-    asked = [
-        (("What is 12 + 34?",), "<answer>46</answer>"),
-        ((picture(84, 56), "Which digit is this?"), "4"),
-        (("Think about it for a while: what is 46 + 1, and why?",), "<think>12 + 34 = 46 and one</think>47"),
-        (("And", picture(56, 56), picture(84, 56), "?"), "<answer>5</answer>"),
-    ]
-    return [row(message("user", *question), message("assistant", answer)) for question, answer in asked]
+    """Four rows, two of them with images."""
+    return [pair.sides[0] for pair in rows()]
 
 
 def losses_by_hand(student: KitActor, teacher: KitActor, sample: SFTSample) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,6 +53,45 @@ def losses_by_hand(student: KitActor, teacher: KitActor, sample: SFTSample) -> t
     log_m = (BETA * log_p.exp() + (1 - BETA) * log_q.exp()).log()
     parts = BETA * log_p.exp() * (log_p - log_m) + (1 - BETA) * log_q.exp() * (log_q - log_m)
     return parts.sum(-1)[given.loss_mask], losses[given.loss_mask]
+
+
+def by_hand(case: Case) -> Updates:
+    """Make the updates with PyTorch's AdamW."""
+    kit = get_kit(KIT)
+    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
+    samples = [
+        encode_sample(row, kit=kit, processor=processor, max_len=4096, every_turn=True) for row in conversations()
+    ]
+    student, teacher = make_actor(case.folder).train(), make_actor(case.teacher)
+    trained = [weight for weight in student.model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, **ADAM)
+    count = sum(sum(sample.loss_mask) for sample in samples)
+    found = Updates(losses=[], means=[], norms=[], weights={})
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        sums = torch.zeros(2, dtype=torch.double)
+        for sample in samples:
+            distance, entropy = losses_by_hand(student, teacher, sample)
+            (COEF * distance + (1 - COEF) * entropy).sum().div(count).backward()
+            sums += torch.stack([distance.sum(), entropy.sum()]).detach().double() / count
+        found.losses.append((COEF * sums[0] + (1 - COEF) * sums[1]).item())
+        found.means.append(dict(zip(("kd_loss", "nll_loss"), sums.tolist(), strict=True)))
+        norms = [weight.grad.norm() for weight in trained if weight.grad is not None]
+        found.norms.append(torch.stack(norms).norm().item())
+        optimizer.step()
+    found.weights.update((name, value.detach().clone()) for name, value in student.model.state_dict().items())
+    return found
+
+
+def ranks_updates(case: Case) -> Updates:
+    """Make the updates as one of the ranks."""
+    from lmm_r1 import dotted
+    from lmm_r1.config import KDConfig, resolve
+    from lmm_r1.supervised.kd import KDRun
+
+    given = {"teacher.model_name_or_path": str(case.teacher), **FLAGS, **flags_of(case)}
+    config = resolve(dotted.replace(KDConfig(), given))
+    return updates_made(run_of(KDRun, begun(config, steps=STEPS), conversations()))
 
 
 def main(folder: Path, stage: int) -> None:
@@ -99,7 +134,10 @@ def main(folder: Path, stage: int) -> None:
         chosen = []
         for sample in itertools.chain.from_iterable(batches):
             with torch.no_grad():
-                logits = logits_of(run.actor, sample.token_ids[None], media=[sample.media])[0, :-1]
+                # On every rank with images, as ZeRO-3 asks for it.
+                inputs = run.actor._inputs.padded([sample])
+                output = run.actor.model(**inputs, use_cache=False)
+            logits = output["logits"][0, : len(sample.token_ids) - 1].clone()
             logits[..., banned] = -100.0
             assert sample.loss_mask.any()
             chosen.append(sample.token_ids[1:][sample.loss_mask].tolist())

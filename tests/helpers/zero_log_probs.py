@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
     results = {PLAIN: log_probs_of(plain, prompts, responses)}
     for stage in STAGES:
         actor = _prepared(checkpoint, stage=stage)
-        results[f"ZeRO-{stage}"] = next_log_probs(actor, prompts, responses)
+        results[f"ZeRO-{stage}"] = log_probs_of(actor, prompts, responses)
     torch.save(results, folder / f"rank{dist.get_rank()}.pt")
     dist.destroy_process_group()
 
