@@ -89,7 +89,7 @@ class SokobanSteps(Environment):
         return tuple(image if view == "image" else text for view in self.views)
 
     def begin(self, row: Row, *, seed: int) -> Episode:
-        """Return an episode; raises UserError where the row's state is no level."""
+        """Return an episode; raises UserError if the row's state is not a level."""
         return _SokobanEpisode(self, row)
 
 

@@ -124,7 +124,7 @@ class KitFacts:
 
     refusals: ClassVar[Mapping[str, str]] = {}
     """Why models have no adapters ("lora"), 4-bit weights ("4bit"), value heads ("critic"), frozen towers ("freezing"),
-    packed sequences ("packed") or shared prefixes ("shared_prefix"); kits that are derived say so of what no check confirms."""
+    packed sequences ("packed") or shared prefixes ("shared_prefix"); derived kits list what no check has confirmed."""
 
     logit_cap: ClassVar[str | None] = None
     """What the text config calls the cap of the logits; None if models of the architecture have none."""

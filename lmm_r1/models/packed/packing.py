@@ -181,7 +181,7 @@ class _Parts:
         for (row, sample), own in zip(group.items(), tokens, strict=True):
             columns = wanted[row].nonzero().flatten()
             self.sources.append(torch.cat(own)[columns])
-            # After a sample's last token there is none to be predicted: its first stands here.
+            # The last token predicts none; the first token fills its place.
             self.target_ids.append(sample.token_ids.roll(-1)[columns])
             self.places.append((torch.full_like(columns, row), columns))
 
