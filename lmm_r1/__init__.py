@@ -5,10 +5,6 @@ The names of the Python API are attributes of this package, imported on first us
 
 from typing import TYPE_CHECKING
 
-from lmm_r1 import quiet
-
-quiet.begin()
-
 if TYPE_CHECKING:
     from lmm_r1.api.functions import (
         AnsweredRow,

@@ -1,7 +1,7 @@
 """Everything that a machine without CUDA needs, in one place; with CUDA present each function returns at once.
 
-PyTorch calls `prepare` at the end of `import torch` (entry point group `torch.backends`), Ray calls `prepare_worker`
-when a worker starts. What OpenRLHF and DeepSpeed need is in `host.seams`.
+Commands and the Python API call `prepare_process`, and Ray calls `prepare_worker` when a worker starts: importing this
+package changes nothing. What OpenRLHF and DeepSpeed need is in `host.seams`.
 """
 
 from __future__ import annotations
@@ -64,12 +64,10 @@ _workers_have_cuda: bool | None = None
 # on, in bytes, are the system's, which has them back at once.
 MAPPED_FROM = 2**17
 _M_MMAP_THRESHOLD = -3
-# Packages that vLLM requires, by the compiled libraries of which one must load.
-_UNUSED = {"torchaudio": "lib/_torchaudio*.so", "torchcodec": "libtorchcodec_core*.so"}
 # That this process may work on, before it keeps to some of them.
 _cores: list[int] | None = None
 # Libraries of operators: what they declare lives as long as these objects.
-_declarations: list[object] = []
+_declared: list[object] = []
 # What `choose_waiting` has measured.
 _share: float | None = None
 _BLOCK = bytes(2**17)
@@ -111,41 +109,23 @@ def free_share(seconds: float = _MEASURED_SECONDS) -> float:
 
 
 def prepare() -> None:
-    """Make torchvision importable, and torchaudio and torchcodec absent, where they need a CUDA that is not there.
+    """Make torchvision importable where its library is built for CUDA and torch is not; may be called again.
 
-    PyPI's are built for CUDA. On a CPU build of torch torchvision's library does not load, the operators stay
-    undeclared, and `import torchvision` fails with "operator torchvision::nms does not exist". The others, which nothing
-    here uses, fail whoever looks whether they are installed.
+    PyPI's torchvision is built for CUDA. Next to a CPU build of torch its library does not load, and `import torchvision`
+    fails because an operator is not declared. Called before transformers or vLLM is imported.
     """
     import torch
 
-    if torch.version.cuda is not None or torch.version.hip is not None:
+    spec = importlib.util.find_spec("torchvision")
+    if torch.version.cuda is not None or torch.version.hip is not None or spec is None or spec.origin is None:
         return
-    hide_unusable()
-    libraries = _libraries("torchvision", "_C.so")
-    if libraries and not any(map(_loads, libraries)):
-        operators = torch.library.Library("torchvision", "DEF")
-        operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _declarations.append(operators)
-
-
-def hide_unusable() -> None:
-    """Let packages that nothing here uses count as not installed where none of their compiled libraries loads."""
-    for name, pattern in _UNUSED.items():
-        libraries = _libraries(name, pattern)
-        if libraries and not any(map(_loads, libraries)):
-            # What Python takes for a module that is not installed.
-            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-            # It keeps what it found out, which may have been before torch was imported.
-            if utils := sys.modules.get("transformers.utils.import_utils"):
-                getattr(utils, f"is_{name}_available").cache_clear()
-
-
-def _libraries(package: str, pattern: str) -> list[Path]:
-    """Return the compiled libraries of an installed package by the pattern of their names, none where it is not there."""
-    spec = importlib.util.find_spec(package)
-    return [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob(pattern))
+    libraries = list(Path(spec.origin).parent.glob("_C*.so"))
+    if _declared or not libraries or any(map(_loads, libraries)):
+        return
+    operators = torch.library.Library("torchvision", "DEF")
+    operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(operators)
 
 
 def _loads(library: Path) -> bool:
@@ -207,6 +187,7 @@ def _environment() -> dict[str, str]:
 def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
     quiet.begin_loading()
+    quiet.hide_warnings()
     if not own_cuda():
         for name, value in _environment().items():
             os.environ.setdefault(name, value)
@@ -214,14 +195,16 @@ def prepare_process() -> None:
             logger.warning(
                 "CPU is shared (%.0f %% available): threads sleep instead of spinning (GOMP_SPINCOUNT=0)", 100 * _share
             )
-    quiet.prepare_process()
     prepare_worker()
+    quiet.hide_bars()
 
 
 def prepare_worker() -> None:
-    """Keep libraries quiet, secrets out of logs, and OpenRLHF from waiting for a GPU (Ray's worker set-up hook)."""
+    """Keep secrets out of logs, and OpenRLHF from waiting for a GPU (Ray's worker set-up hook)."""
     quiet.begin_loading()
+    quiet.hide_warnings()
     hide_in_logs()
+    prepare()
     if not own_cuda():
         import torch
 

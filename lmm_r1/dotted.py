@@ -12,12 +12,19 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 
 
+FIXED = "fixed"
+"""In a field's annotation: it is no flag, and has its default unless code sets it."""
+
+
 def leaf_types(config_class: type, *, prefix: str = "") -> dict[str, object]:
-    """Return the type of every field that is not a group: `{"actor.adam.lr": float, ...}`."""
+    """Return the type of every flag: of each field that is neither a group nor fixed, `{"actor.adam.lr": float, ...}`."""
     hints = typing.get_type_hints(config_class)
+    marked = typing.get_type_hints(config_class, include_extras=True)
     leaves: dict[str, object] = {}
     for field in dataclasses.fields(config_class):
         hint = hints[field.name]
+        if FIXED in getattr(marked[field.name], "__metadata__", ()):
+            continue
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             leaves |= leaf_types(hint, prefix=f"{prefix}{field.name}.")
         else:

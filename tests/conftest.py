@@ -15,6 +15,7 @@ from filelock import FileLock
 from helpers.processes import keep_frozen, thaw
 from helpers.tables import SOME
 
+from lmm_r1 import cpu
 from lmm_r1.config import shared
 from lmm_r1.lmm_kits import KITS
 
@@ -32,6 +33,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read when torch is imported: else vLLM compiles two helpers of its sampler, for 20 s.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# Test modules import transformers before anything of ours. Processes that tests start prepare themselves.
+cpu.prepare()
 # A name that is no folder must not be looked up over the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -22,7 +22,6 @@ from PIL import Image
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli.yaml_file import YamlError, parse_settings, read_settings
-from lmm_r1.cluster.worker_processes import close_server
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import writing
@@ -250,8 +249,6 @@ def _leave() -> None:
     """End what a command leaves running until its process ends."""
     if (ray := sys.modules.get("ray")) is not None:
         ray.shutdown()
-    # It holds what workers load, about 700 MB.
-    close_server()
     if "lmm_r1.host.strategy" in sys.modules:
         from lmm_r1.host.strategy import leave_group
 

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, quiet
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
 from lmm_r1.files.atomic import in_worker, sentence_of
@@ -18,12 +18,12 @@ from remote_rm.redaction import hide_in_logs
 
 # Set here, because a command may load torch before it knows what it does.
 cpu.choose_waiting()
+quiet.hide_warnings()
 
 GROUPS = {
     "start and plan": {
         "init": "write a first project: rows with images, settings, a reward function, and a README with its commands",
         "plan": "estimate GPU and host memory before loading anything: a dry run of a training command",
-        "reproduce": "run a recipe of the repository and say which of its figures are inside their expected range",
     },
     "data": {
         "check_data": "statistics of a row file and problems that training would have with it; a page with its images",

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import dataclasses
 import functools
 import inspect
-import io
 import itertools
-import os
 import re
 import shutil
 import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
-
-import tyro
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
+from lmm_r1.cli.yaml_file import YamlError, read_settings, read_texts
+from lmm_r1.config.declared import ArgumentPlace
 from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.shared import JsonText
 from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
@@ -67,6 +64,8 @@ def _texts(class_node: ast.ClassDef) -> dict[str, str]:
     return texts
 
 
+# The value of a flag that must be given.
+_REQUIRED: Any = object()
 _WORDS: dict[object, str] = {int: "INT", float: "FLOAT", str: "TEXT", JsonText: "JSON"}
 # Wider lines are hard to read.
 _WIDEST = 100
@@ -100,9 +99,10 @@ def positionals(config_class: type) -> dict[str, str]:
     found = {}
     for name, hint in typing.get_type_hints(config_class, include_extras=True).items():
         marks = typing.get_args(hint)
-        if tyro.conf.Positional in marks:
-            choices = value_name(marks[0]) if typing.get_origin(marks[0]) is typing.Literal else name.upper()
-            found[name] = next((mark.metavar for mark in marks if hasattr(mark, "metavar")), choices)
+        for mark in marks[1:]:
+            if isinstance(mark, ArgumentPlace):
+                choices = value_name(marks[0]) if typing.get_origin(marks[0]) is typing.Literal else name.upper()
+                found[name] = mark.shown or choices
     return found
 
 
@@ -120,7 +120,7 @@ def _shown(example: Example, *, prog: str, width: int) -> str:
 
 def _told(defaults: object, flag: str, hint: object, *, width: int, place: str | None = None) -> str:
     default = dotted.get(defaults, flag)
-    said = "required" if default is tyro.MISSING else f"default: {_as_typed(default)}"
+    said = "required" if default is _REQUIRED else f"default: {_as_typed(default)}"
     head, choices = f"  {place or f'--{flag} {value_name(hint)}'}".rstrip(), ""
     if dotted.is_switch(hint) and default is not False:
         group, dot, last = flag.rpartition(".")
@@ -160,10 +160,6 @@ Config = TypeVar("Config", bound="DataclassInstance")
 HELP_FLAGS = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}
 """Whether each shows all flags if the command has a first page."""
 CONFIG_FLAG = "config"
-_SWITCH_VALUES = ("True", "False", "None")
-_WIDTH = "COLUMNS"
-# What tyro says of one: `--data FILE [FILE ...] The rows.`, or without the flag.
-_ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
 # Short names of flags that most runs set.
 SHORT_FLAGS = {"reward": "reward.remote_url"}
 """Each with the flag that it replaces."""
@@ -187,67 +183,101 @@ def parse(
         argv: the arguments after the command's name; None reads `sys.argv`.
         first_help: what `--help` shows, if only `--help-all` shows all flags; None shows all flags at once.
     """
-    arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
-    flags = dotted.leaf_types(config_class)
-    arguments = [_in_full(argument, flags) for argument in arguments]
-    arguments = _without_only_defaults(arguments, flags, prog=prog)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     lister = f"{prog} --help" if first_help is None else f"{prog} --help-all"
-    _refuse_unknown_flags(arguments, flags, prog=prog, lister=lister)
-    _refuse_wrong_values(arguments, flags, prog=prog)
-    arguments = list(_open_switches_valued(arguments, flags))
-    default = tyro.MISSING_NONPROP
-    if config_files:
-        try:
-            settings = {key: value for file in config_files for key, value in read_settings(file, flags).items()}
-        except YamlError as error:
-            _exit(prog, str(error))
-        default = dotted.replace(_defaults(config_class), settings)
-    read = functools.partial(tyro.cli, config_class, prog=prog, args=arguments, default=default, use_underscores=True)
+    try:
+        settings = read_arguments(config_class, arguments, lister=lister)
+    except YamlError as error:
+        _exit(prog, str(error))
+    required = {
+        field.name: _REQUIRED
+        for field in dataclasses.fields(config_class)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    config = dotted.replace(config_class(**required), settings)
     asked = [HELP_FLAGS[argument] for argument in arguments if argument in HELP_FLAGS]
     if asked:
-        given = default if isinstance(default, config_class) else _defaults(config_class)
         first = None if any(asked) else first_help
-        print(help_page(given, first, prog=prog, description=f"{description} {CONFIG_HELP}"))
+        print(help_page(config, first, prog=prog, description=f"{description} {CONFIG_HELP}"))
         raise SystemExit(0)
-    return _in_a_sentence(read, prog=prog, lister=lister)
+    placed = positionals(config_class)
+    if missing := [name for name in required if name not in settings]:
+        told = (
+            f"{placed.get(name) or f'--{name}'} is missing ({help_of(config_class, name).rstrip('.')})"
+            for name in missing
+        )
+        _exit(prog, f"{'; '.join(told)}; {lister} lists all flags")
+    return config
 
 
-def given_flags(config_class: type[DataclassInstance], argv: Sequence[str] | None, *, prog: str) -> set[str]:
-    """Return the names of the flags that a command line, which `parse` takes, sets by itself or in a `--config` file."""
-    arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
+def read_arguments(config_class: type[DataclassInstance], argv: Sequence[str], *, lister: str) -> dict[str, object]:
+    """Return by flag what a command line sets, by itself or in `--config` files; raises YamlError with a sentence.
+
+    Args:
+        lister: the command that lists all flags.
+    """
     flags = dotted.leaf_types(config_class)
-    spelled = {_in_full(argument, flags).partition("=")[0] for argument in arguments if argument.startswith("--")}
-    named = {flag[2:].replace("-", "_") for flag in spelled}
-    return {*named, *map(_turned_off, named)} | {key for file in config_files for key in read_settings(file, flags)}
+    accepted = only_defaults(flags)
+    kinds = flags | {name: known.kind for name, known in accepted.items()}
+    placed = positionals(config_class)
+    from_files: dict[str, object] = {}
+    given: dict[str, object] = {}
+    stray: list[str] = []
+    remaining = deque(argv)
+    while remaining:
+        argument = remaining.popleft()
+        if argument in HELP_FLAGS:
+            continue
+        if not argument.startswith("--"):
+            stray.append(argument)
+            continue
+        spelled, equals, text = argument.partition("=")
+        name = _name(spelled[2:].replace("-", "_"), kinds, spelled=spelled, lister=lister)
+        off = name not in kinds and name != CONFIG_FLAG
+        flag = _turned_off(name) if off else name
+        hint = kinds.get(flag, str)
+        texts = [text] if equals else ["False"] if off else _values(hint, remaining)
+        if flag == CONFIG_FLAG:
+            if not texts or not texts[0]:
+                raise YamlError("--config needs a file: --config stage.yaml")
+            from_files |= read_settings(Path(texts[0]), flags)
+            continue
+        given[flag] = _read(texts, hint, spelled=spelled)
+        if flag in accepted and given[flag] != accepted[flag].value:
+            raise YamlError(accepted[flag].refusal(" ".join([spelled, *texts * (not off)])))
+    for name, shown in placed.items():
+        if typing.get_origin(flags[name]) is tuple and stray:
+            given[name], stray = _read(stray, flags[name], spelled=shown), []
+        elif stray:
+            given[name] = _read([stray.pop(0)], flags[name], spelled=shown)
+    if stray:
+        raise YamlError(f"unexpected argument {' '.join(stray)}; {lister} lists all flags")
+    return {name: value for name, value in (from_files | given).items() if name not in accepted}
+
+
+def _values(hint: object, remaining: deque[str]) -> list[str]:
+    """Take the texts of a flag's value off the arguments."""
+    if dotted.is_switch(hint):
+        return [remaining.popleft() if remaining and remaining[0] in ("True", "False", "None") else "True"]
+    members = [member for member in (hint, *typing.get_args(hint)) if typing.get_origin(member) is tuple]
+    parameters = typing.get_args(members[0]) if members else (str,)
+    most = len(remaining) if parameters[-1] is Ellipsis else len(parameters)
+    texts: list[str] = []
+    while len(texts) < most and remaining and not remaining[0].startswith("--") and texts != ["None"]:
+        texts.append(remaining.popleft())
+    return texts
+
+
+def _read(texts: list[str], hint: object, *, spelled: str) -> object:
+    try:
+        return read_texts(texts, hint)
+    except ValueError as error:
+        raise YamlError(f"{spelled} {error}") from None
 
 
 def _exit(prog: str, sentence: str) -> NoReturn:
     print(f"{prog}: error: {sentence}", file=sys.stderr)
     raise SystemExit(2)
-
-
-def _split_config_files(arguments: list[str], *, prog: str) -> tuple[list[str], list[Path]]:
-    """Take every `--config FILE` and `--config=FILE` out of the arguments."""
-    rest: list[str] = []
-    files: list[Path] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        name, equals, value = argument.partition("=")
-        if name != f"--{CONFIG_FLAG}":
-            rest.append(argument)
-            continue
-        value = value if equals else next(remaining, "")
-        if not value or value.startswith("--"):
-            _exit(prog, "--config needs a file: --config stage.yaml")
-        files.append(Path(value))
-    return rest, files
-
-
-def _in_full(argument: str, flags: dict[str, object]) -> str:
-    """Return `--reward.remote_url=x` for `--reward=x`, and so on; what is no short form is left as it is."""
-    spelled, equals, value = argument.partition("=")
-    full = SHORT_FLAGS.get(spelled[2:]) if spelled.startswith("--") else None
-    return f"--{full}{equals}{value}" if full in flags else argument
 
 
 def _turned_off(name: str) -> str:
@@ -256,141 +286,21 @@ def _turned_off(name: str) -> str:
     return f"{group}{dot}{last.removeprefix('no_')}"
 
 
-def _open_switches_valued(arguments: Sequence[str], flags: dict[str, object]) -> Iterator[str]:
-    """Yield the arguments with the value that tyro asks for after a switch that may be open: `--x True`, `--x False`."""
-    switches = {name for name, hint in flags.items() if hint == bool | None}
-    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
-        name, equals, value = argument.partition("=")
-        name = name[2:].replace("-", "_") if argument.startswith("--") else ""
-        off = _turned_off(name)
-        if name in switches and equals:
-            yield f"--{name}={value.capitalize()}"
-        elif name in switches:
-            yield argument
-            if following not in _SWITCH_VALUES:
-                yield "True"
-        elif off in switches:
-            yield from (f"--{off}", "False")
-        else:
-            yield argument
+def _name(name: str, kinds: Mapping[str, object], *, spelled: str, lister: str) -> str:
+    """Return the full name of a flag, with `no_` if it is turned off; raises YamlError for a flag that there is not."""
+    short = {one: full for one, full in SHORT_FLAGS.items() if full in kinds}
+    if name in short:
+        return short[name]
+    if name in kinds or name == CONFIG_FLAG or dotted.is_switch(kinds.get(_turned_off(name))):
+        return name
+    # Imported only if needed: a large table.
+    from lmm_r1.migrate.other_names import counterpart
 
-
-def _without_only_defaults(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> list[str]:
-    """Return the arguments without those of ONLY_DEFAULTS; another value than the default ends the process with code 2."""
-    accepted = only_defaults(flags)
-    rest: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        spelled, equals, text = argument.partition("=")
-        name = spelled[2:].replace("-", "_") if spelled.startswith("--") else ""
-        negated = name not in accepted and _turned_off(name) in accepted
-        known = accepted.get(_turned_off(name) if negated else name)
-        if known is None:
-            rest.append(argument)
-        elif isinstance(known.value, bool):
-            value = not negated if not equals else text.lower() == "true"
-            if value != known.value:
-                _exit(prog, known.refusal(f"--{name}"))
-        else:
-            text = text if equals else next(remaining, "")
-            if text != str(known.value):
-                _exit(prog, known.refusal(f"--{name} {text}"))
-    return rest
-
-
-def _refuse_unknown_flags(arguments: Sequence[str], flags: dict[str, object], *, prog: str, lister: str) -> None:
-    """End the process with code 2 at a flag that there is not.
-
-    Args:
-        lister: the command that lists all flags.
-    """
-    # tyro would find these too, but only after its box has listed every stray value as a flag of its own.
-    switches = (name.rpartition(".") for name, hint in flags.items() if dotted.is_switch(hint))
-    negated = {f"{group}{dot}no_{name}" for group, dot, name in switches}
-    for argument in arguments:
-        if not argument.startswith("--") or argument == "--" or argument in HELP_FLAGS:
-            continue
-        spelled = argument.partition("=")[0]
-        name = spelled[2:].replace("-", "_")
-        if name in flags or name in negated:
-            continue
-        # Imported only if needed: a large table.
-        from lmm_r1.migrate.other_names import counterpart
-
-        known = [*flags, *(short for short, full in SHORT_FLAGS.items() if full in flags)]
-        if here := counterpart(name, known=known):
-            _exit(prog, f"{spelled} {here}")
-        match = nearest(name, known=known)
-        hint = f"did you mean --{match}?" if match else f"{lister} lists them all"
-        _exit(prog, f"unknown flag {spelled}; {hint}")
-
-
-def _refuse_wrong_values(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> None:
-    for place, argument in enumerate(arguments):
-        spelled, equals, value = argument.partition("=")
-        hint = flags.get(spelled[2:].replace("-", "_")) if spelled.startswith("--") else None
-        following = itertools.takewhile(lambda one: not one.startswith("--"), arguments[place + 1 :])
-        values = [value] if equals else list(following)
-        if is_list := typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis:
-            hint = typing.get_args(hint)[0]
-        for value in values if is_list else values[:1]:
-            if hint is not None and (refusal := refused_value(value, hint)):
-                _exit(prog, f"{spelled} {refusal}")
-
-
-def _in_a_sentence(read: Callable[[], Config], *, prog: str, lister: str) -> Config:
-    """Return the result of `read`; print errors of tyro, which come in a box, as one line."""
-    said = io.StringIO()
-    width = os.environ.get(_WIDTH)
-    # As wide as any sentence, so that none is broken.
-    os.environ[_WIDTH] = "10000"
-    try:
-        with contextlib.redirect_stderr(said):
-            return read()
-    except SystemExit as end:
-        inside = _inside_of_box(said.getvalue())
-        if end.code in (0, None) or not inside:
-            print(said.getvalue(), end="", file=sys.stderr)
-            raise
-        _exit(prog, f"{_missing(inside) or ' '.join(inside).rstrip('.')}; {lister} lists all flags")
-    finally:
-        os.environ.pop(_WIDTH)
-        if width is not None:
-            os.environ[_WIDTH] = width
-
-
-def _inside_of_box(text: str) -> list[str]:
-    """Return the lines of tyro's message below its title, without the help of flags that may follow."""
-    # A terminal without box characters gets dashes and bars.
-    lines = [line.strip(" │|╭╮╰╯") for line in text.splitlines()]
-    rules = [place for place, line in enumerate(lines) if line.endswith(("─", "---"))]
-    below = lines[rules[0] + 1 :] if rules else lines
-    told = itertools.takewhile(lambda line: not line.startswith(("Argument helptext:", "For full helptext")), below)
-    return [line for line in told if line and not line.endswith(("─", "---"))]
-
-
-def _missing(inside: Sequence[str]) -> str:
-    """Return the arguments that tyro reports as missing, with their help; "" for another message."""
-    if not inside or not inside[0].startswith("Missing from "):
-        return ""
-    # Each is its flag, if it has one, the kind of its value, what it is, and a mark.
-    told = (one.strip() for one in " ".join(inside[1:]).split("(required)"))
-    parts = (_ARGUMENT.match(one) for one in told if one)
-    return "; ".join(
-        f"{(part['flag'] or part['kind']).strip()} is missing ({part['what'].rstrip('.') or part['kind']})"
-        for part in parts
-        if part
-    )
-
-
-def _defaults(config_class: type[Config]) -> Config:
-    """Return the defaults; a field that has none holds tyro's mark for a flag that must be given."""
-    required = (
-        field.name
-        for field in dataclasses.fields(config_class)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    )
-    return config_class(**dict.fromkeys(required, tyro.MISSING))
+    known = [*kinds, *short]
+    if here := counterpart(name, known=known):
+        raise YamlError(f"{spelled} {here}")
+    match = nearest(name, known=known)
+    raise YamlError(f"unknown flag {spelled}; {f'did you mean --{match}?' if match else f'{lister} lists them all'}")
 
 
 def refuse_other_names(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
 from lmm_r1 import dotted
 from lmm_r1.cli import COMMANDS, run_command
 from lmm_r1.cli.arguments import CONFIG_FLAG, SHORT_FLAGS, parse, positionals
+from lmm_r1.config.declared import Positional
 
 SHELLS = ("bash", "zsh")
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from lmm_r1 import dotted
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.yaml_file import YamlError, parse_settings
 from lmm_r1.config import resolve
+from lmm_r1.config.declared import ArgumentPlace
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_atomically
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
@@ -32,7 +31,7 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig:
-    file: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [KEY=VALUE ...]")]
+    file: Annotated[tuple[str, ...], ArgumentPlace("FILE [KEY=VALUE ...]")]
     """A YAML file or a bash script, then settings and variables that win over it: trainer.nnodes=2 HOME=/data."""
     output: Path | None = None
     """Where the result goes; by default it is printed."""
@@ -44,9 +43,6 @@ CONFIG = ConvertConfig
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the converted settings, and say on stderr what a user must look at."""
     config = parse(ConvertConfig, argv, prog=PROG, description=DESCRIPTION)
-    if not config.file:
-        print(f"{PROG}: error: FILE is missing; give a YAML file or a bash script", file=sys.stderr)
-        raise SystemExit(2)
     with user_errors(PROG):
         if config.output is not None:
             check_creatable(config.output, flag="--output")

@@ -10,10 +10,10 @@ from importlib import resources
 from pathlib import Path
 
 from PIL import Image, ImageDraw
-from tyro.conf import Positional
 
 from lmm_r1.cli import arguments, run_command, user_errors
 from lmm_r1.cli.plan import MachineFlags
+from lmm_r1.config.declared import Positional
 from lmm_r1.data.files import write_row_folder
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, unwritable, write_atomically

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from tyro.conf import Positional
-
 from lmm_r1.cli import arguments, run_command, user_errors
 from lmm_r1.config.checks import agent_options
+from lmm_r1.config.declared import Positional
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import JsonText
 from lmm_r1.data.files import check_writable, write_row_folder

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tyro.conf import Positional
-
 from lmm_r1.cli import arguments, run_command, user_errors
+from lmm_r1.config.declared import Positional
 from lmm_r1.config.shared import check_least
 from lmm_r1.errors import UserError
 

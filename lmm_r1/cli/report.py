@@ -1,19 +1,18 @@
 """`lmm-r1 report RUN [RUN ...]`: one self-contained HTML page about a run, or about several side by side."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import rich.box
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
+from lmm_r1.config.declared import ArgumentPlace
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import NONE, duration, percent, points
 from lmm_r1.files.atomic import write_atomically
@@ -38,7 +37,7 @@ COMPARISON_FILE = Path("comparison.html")
 class ReportConfig:
     """The runs and the output of a report."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    runs: Annotated[tuple[Path, ...], ArgumentPlace("RUN [RUN ...]")]
     """Run folders (a stage's output folder), or folders that hold the stages; several are a chain, or compared."""
     output: Path | None = None
     """Where the page goes; by default report.html in the last RUN, or comparison.html here."""
@@ -54,9 +53,6 @@ CONFIG = ReportConfig
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the page, and for a curriculum the summary; print the table of stages."""
     config = parse(ReportConfig, argv, prog=PROG, description=DESCRIPTION)
-    if not config.runs:
-        print(f"{PROG}: error: RUN is missing; give a run folder or a curriculum folder", file=sys.stderr)
-        raise SystemExit(2)
     with user_errors(PROG):
         report(config)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lmm_r1.cli import user_errors
-from lmm_r1.cli.arguments import given_flags, parse
+from lmm_r1.cli.arguments import parse, read_arguments
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, model_path, resolve
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine, supervised_processes
@@ -26,10 +27,10 @@ def training(
     config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
-        given = given_flags(config_class, argv, prog=prog)
-        line = differences_line(prog.split()[-1], config, given=given)
-        if line is not None and is_verbose() and os.environ.get("RANK", "0") == "0":
-            print(line)
+        if is_verbose() and os.environ.get("RANK", "0") == "0":
+            given = read_arguments(config_class, sys.argv[1:] if argv is None else argv, lister=prog)
+            if line := differences_line(prog.split()[-1], config, given=given):
+                print(line)
         prepare_training(config)
         yield config
 
@@ -64,9 +65,7 @@ def train_run(run: str, config: SupervisedConfig, *, callbacks: Callbacks = NO_C
 def prepare_training(
     config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions | None = None, dry: bool = False
 ) -> None:
-    """Prepare this process for the training stack, and start loading what an RL run's workers need.
-
-    Refusals come before the stack is loaded.
+    """Prepare this process for the training stack; refusals come before the stack is loaded.
 
     Args:
         reward: the reward functions that were given to this process instead of in a file.
@@ -88,7 +87,3 @@ def prepare_training(
         check_first(config, reward=reward)
     kit_name_of(model_path(config), trust_remote_code=config.train.trust_remote_code)
     cpu.prepare_process()
-    if isinstance(config, PPOConfig) and not dry:
-        from lmm_r1.cluster.worker_processes import load_ahead, run_environment
-
-        load_ahead(run_environment())

@@ -3,7 +3,7 @@
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -59,7 +59,7 @@ def parse_settings(text: str, flags: Mapping[str, object], *, source: str | None
         raise YamlError(f"{_at(root, source)}expected settings such as `train.seed: 1`")
     settings: dict[str, object] = {}
     accepted = only_defaults(flags)
-    kinds = {**flags, **{name: type(known.value) for name, known in accepted.items()}}
+    kinds = {**flags, **{name: known.kind for name, known in accepted.items()}}
     for name, node in _leaves(root, kinds, prefix="", source=source):
         where = _at(node, source)
         if name in settings:
@@ -111,6 +111,20 @@ def _advice(name: str, flags: Mapping[str, object]) -> str:
         return f"{name} {here.replace('--', '')}"
     match = nearest(name, known=flags)
     return f"unknown key {name}; did you mean {match}?" if match else ""
+
+
+def read_texts(texts: Sequence[str], hint: object) -> object:
+    """Return the value of a flag from its words on a command line; a ValueError says what was expected."""
+    tag = "tag:yaml.org,2002:str"
+    # Only None is open: other words stay as they are.
+    nodes: list[yaml.Node] = [yaml.ScalarNode(tag, text, style='"') for text in texts]
+    if texts == ["None"]:
+        nodes = [yaml.ScalarNode(tag, "null")]
+    elif tuple in (typing.get_origin(member) for member in (hint, *typing.get_args(hint))):
+        nodes = [yaml.SequenceNode(tag, nodes)]
+    if not nodes:
+        raise ValueError(f"needs a value: {_describe(hint)}")
+    return _convert(nodes[0], hint)
 
 
 def _convert(node: yaml.Node, hint: object) -> object:
@@ -198,24 +212,6 @@ def _convert_text(text: str, hint: object) -> object:
         except (TypeError, ValueError):
             pass
     raise ValueError(f"must be {_describe(hint)}, not {text!r}{_meant(text, hint)}")
-
-
-def refused_value(text: str, hint: object) -> str | None:
-    """Return what is wrong with the text of a number or a choice; None if nothing is, or for other types."""
-    optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    members = typing.get_args(hint) if optional else (hint,)
-    kinds = [member for member in members if member is not type(None)]
-    if UserFunction in kinds:
-        kinds = _choices_or_file(kinds, text)
-    if len(kinds) != 1 or (kinds[0] not in (int, float) and typing.get_origin(kinds[0]) is not typing.Literal):
-        return None
-    if type(None) in members and text == "None":
-        return None
-    try:
-        _convert_text(text, kinds[0])
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _choices_or_file(members: list[object], text: object) -> list[object]:

@@ -129,20 +129,28 @@ def differences_line(command: str, config: DataclassInstance, *, given: Containe
 
 @dataclass(frozen=True)
 class OnlyDefault:
-    """A flag of OpenRLHF whose default is the only value that works here, so that no config has it as a field."""
+    """A flag of OpenRLHF, or of an earlier version, that is accepted with its default only."""
 
-    value: str | int | bool
+    value: str | int | float | bool | None
     """OpenRLHF's default. A command line or file that sets it is accepted."""
     instead: str
     """What to do instead of setting another value."""
     next_to: str
     """A flag of the commands that accept this one."""
 
+    @property
+    def kind(self) -> object:
+        """The type of its value."""
+        return str | None if self.value is None else type(self.value)
+
     def refusal(self, given: str) -> str:
         return f"{given} is not available in this version; {self.instead}"
 
 
 ONLY_DEFAULTS = {
+    "data.dataloader_num_workers": OnlyDefault(
+        0, "leave it out: in RL all rows are read before the first step", "data.prompt_dataset"
+    ),
     "data.disable_fast_tokenizer": OnlyDefault(
         False, "leave it out: transformers 5 has one tokenizer for each of these models", "data.apply_chat_template"
     ),
@@ -152,11 +160,41 @@ ONLY_DEFAULTS = {
         False, "leave it out: rewards and their loss are always in single precision", "model.margin_loss_enable"
     ),
     **{
-        f"{owner}muon.{name}": OnlyDefault(
-            value, "leave it out: DeepSpeed's Muon has no setting for it", f"{owner}muon.lr"
-        )
-        for owner in ("", "actor.", "critic.")
+        f"{owner}muon.{name}": OnlyDefault(value, "leave it out: DeepSpeed's Muon has no setting for it", next_to)
+        for owner, next_to in (("", "muon.lr"), ("actor.", "actor.muon.lr"), ("critic.", "critic.adam.lr"))
         for name, value in (("ns_steps", 5), ("nesterov", True))
+    },
+    **{
+        flag: OnlyDefault(value, instead, next_to)
+        for flag, value, instead, next_to in (
+            ("muon.momentum", 0.95, "leave it out", "muon.lr"),
+            ("actor.muon.momentum", 0.95, "leave it out", "actor.muon.lr"),
+            ("agent.overturn_penalty", 1.0, "leave it out, or scale the environment's rewards", "agent.overturn"),
+            ("agent.prefix_caching", True, "take --vllm.no_enable_prefix_caching", "agent.max_turns"),
+            ("agent.thought.end", "</think>", "set it in an environment's TurnOptions", "agent.thought.max_tokens"),
+            (
+                "agent.thought.continue_with",
+                "Wait",
+                "set it in an environment's TurnOptions",
+                "agent.thought.max_tokens",
+            ),
+            ("agent.thought.min_tokens", None, "set it in an environment's TurnOptions", "agent.thought.max_tokens"),
+            ("critic.adam.eps", 1e-8, "leave it out", "critic.adam.lr"),
+            ("critic.adam.vision_lr", None, "leave it out: --critic.adam.lr is for all weights", "critic.adam.lr"),
+            ("critic.min_lr_ratio", 0.1, "leave it out", "critic.adam.lr"),
+            ("critic.muon.lr", 0.02, "leave it out", "critic.adam.lr"),
+            ("critic.muon.momentum", 0.95, "leave it out", "critic.adam.lr"),
+            ("data.allow_private_urls", False, "set LMM_R1_ALLOW_PRIVATE_URLS=1", "data.max_len"),
+            ("data.max_image_megapixels", 64.0, "set LMM_R1_MAX_IMAGE_MEGAPIXELS", "data.max_len"),
+            ("ds.image_cache_gib", 2.0, "leave it out", "ds.zero_stage"),
+            ("ds.use_universal_ckpt", False, "leave it out: runs resume on other numbers of GPUs", "ds.zero_stage"),
+            ("ds.deepcompile", False, "leave it out: DeepCompile is not supported", "ds.zero_stage"),
+            ("local_rank", -1, "leave it out: Ray starts the workers", "data.prompt_dataset"),
+            ("logger.wandb.mode", None, "set WANDB_MODE", "logger.wandb.group"),
+            ("logger.worker_logs", False, "set LMM_R1_VERBOSE=1", "data.prompt_dataset"),
+            ("rollout.oversample_max_held", 1, "leave it out", "rollout.oversample"),
+            ("vllm.speculative_method", "ngram", "leave it out", "vllm.speculative_tokens"),
+        )
     },
     "use_ms": OnlyDefault(False, "leave it out: models come from the Hugging Face hub", "ckpt.save_hf"),
     "vllm.sync_backend": OnlyDefault("nccl", "leave it out, or take --vllm.sync_with_ray", "vllm.sync_with_ray"),

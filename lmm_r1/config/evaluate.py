@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
-from lmm_r1.config.declared import check_needs, check_ranges
+from lmm_r1.config.declared import Within, check_needs, check_ranges
 from lmm_r1.config.generation import EpisodeFlags, check_episodes, reward_part
 from lmm_r1.config.rewards import check_reward
 from lmm_r1.config.shared import (
@@ -19,8 +19,6 @@ from lmm_r1.config.shared import (
     OverlongFlags,
     RowsConfig,
     SpeculationFlags,
-    check_least,
-    check_positive,
     check_speculation,
     refuse_row_flags,
 )
@@ -32,7 +30,7 @@ RESPONSES_SUFFIX = ".responses.jsonl"
 # Flags that only an engine in this process has.
 ENGINE_FLAGS = (
     *("backend", "max_model_len", "dtype", "batch_rows", "tensor_parallel_size", "gpu_memory_utilization"),
-    *("enforce_eager", "seed", "trust_remote_code", "speculative_tokens", "speculative_method"),
+    *("enforce_eager", "seed", "trust_remote_code", "speculative_tokens"),
     "overlong_images",
 )
 ENDPOINT_FLAGS = (
@@ -95,11 +93,11 @@ class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """Names of the models at --endpoint."""
     api_key_env: str | None = None
     """Environment variable that holds the endpoint's key; None sends no key."""
-    endpoint_concurrency: int = 16
+    endpoint_concurrency: Annotated[int, Within("[1, inf)")] = 16
     """Number of rows requested at the same time."""
-    endpoint_timeout: float = 600.0
+    endpoint_timeout: Annotated[float, Within("(0, inf)")] = 600.0
     """Seconds after which a request is given up."""
-    endpoint_attempts: int = 6
+    endpoint_attempts: Annotated[int, Within("[1, inf)")] = 6
     """Attempts per row before it is left out, after time-outs, broken connections and errors that the server calls
     temporary."""
     endpoint_body: str | None = None
@@ -128,27 +126,27 @@ class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """Sampling temperature, 0 decodes greedily; None takes each suite's own, and 0 for files."""
     top_p: float = 1.0
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
-    n_samples: int | None = None
+    n_samples: Annotated[int | None, Within("[1, inf)")] = None
     """Responses per row, whose mean is the accuracy; None takes each suite's own, and 1 for files."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Annotated[int | None, Within("[1, inf)")] = None
     """Longest response in tokens, or longest turn of an episode; None takes each suite's own, and 1024 for files."""
-    max_model_len: int = 4096
+    max_model_len: Annotated[int, Within("[1, inf)")] = 4096
     """Longest prompt and response together; in an episode, including all turns."""
-    max_rows: int | None = None
+    max_rows: Annotated[int | None, Within("[1, inf)")] = None
     """Rows taken from the start of each file; None takes all."""
-    judge_workers: int = 4
+    judge_workers: Annotated[int, Within("[1, inf)")] = 4
     """Processes per verifier for answers that simple rules cannot judge."""
-    judge_timeout: float = 5.0
+    judge_timeout: Annotated[float, Within("(0, inf)")] = 5.0
     """Processor seconds after which judging a response is cut off; the response then counts as wrong."""
-    bootstrap_resamples: int = 10_000
+    bootstrap_resamples: Annotated[int, Within("[1, inf)")] = 10_000
     """Resamples of the rows for the confidence intervals of comparisons."""
-    bootstrap_seed: int = 0
+    bootstrap_seed: Annotated[int, Within("[0, inf)")] = 0
     """Seed of the resamples."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the engine; auto takes the precision of the weights."""
-    batch_rows: int = 16
+    batch_rows: Annotated[int, Within("[1, inf)")] = 16
     """Rows in one batch with plain transformers."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, Within("[1, inf)")] = 1
     """GPUs over which the model is split."""
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory for the engine; None is what its responses need, limited by the memory that is free at
@@ -197,7 +195,7 @@ def check(config: EvaluateConfig) -> None:
     for reward in config.reward:
         if reward_part(reward) is None:
             check_reward(reward, flag="--reward")
-    _check_numbers(config)
+    check_sampling(temperature=config.temperature, top_p=config.top_p)
 
 
 def _check_measurement(config: EvaluateConfig) -> None:
@@ -308,17 +306,6 @@ def endpoint_fields(config: EvaluateConfig) -> dict[str, object]:
         if fields.get(name) is not None:
             raise UserError(f"--endpoint_body: {name} can only be taken out here, with null; set it by --{flag}")
     return fields
-
-
-def _check_numbers(config: EvaluateConfig) -> None:
-    check_least(
-        config,
-        *("n_samples", "max_new_tokens", "max_model_len", "max_rows", "tensor_parallel_size", "judge_workers"),
-        *("batch_rows", "endpoint_concurrency", "endpoint_attempts", "bootstrap_resamples"),
-    )
-    check_sampling(temperature=config.temperature, top_p=config.top_p)
-    check_positive(config, "judge_timeout", "endpoint_timeout")
-    check_least(config, "bootstrap_seed", least=0)
 
 
 def responses_path(output: Path) -> Path:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-import tyro
-
+from lmm_r1.config.declared import Positional, Within, check_ranges
 from lmm_r1.config.ppo import PPODataConfig, PPODeepSpeedConfig
-from lmm_r1.config.shared import RowsConfig, check_least, check_positive
+from lmm_r1.config.shared import RowsConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, check_new_folder
 
@@ -30,7 +29,7 @@ class MergeConfig:
     """Model that the run started from, a folder or a hub name; None takes the one named by the adapter."""
     output: Path
     """Folder to write; must not exist yet or be empty."""
-    lora_alpha: int | None = None
+    lora_alpha: Annotated[int | None, Within("[1, inf)")] = None
     """--ds.lora.alpha of the run, for a DeepSpeed checkpoint with adapters; None reads it from the run's settings."""
     use_rslora: bool = False
     """With --lora_alpha: the run had --ds.lora.use_rslora."""
@@ -66,7 +65,7 @@ def check_merge(config: MergeConfig) -> None:
             raise UserError(f"--{flag} belongs to --checkpoint; leave it out")
     if config.checkpoint is None and config.trust_checkpoint:
         raise UserError("--trust_checkpoint belongs to --checkpoint; leave it out")
-    check_least(config, "lora_alpha")
+    check_ranges(config)
     if config.use_rslora and config.lora_alpha is None:
         raise UserError(
             "--use_rslora belongs to --lora_alpha; leave it out: without, both are read from the run's settings"
@@ -86,7 +85,7 @@ Kind: TypeAlias = Literal["prompts", "preference"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckDataConfig(RowsConfig):
-    file: tyro.conf.Positional[str]
+    file: Positional[str]
     """Row file, folder or dataset to check, as --data.prompt_dataset and --data.dataset take it."""
     model: str | None = None
     """Model whose processor counts the tokens, a folder or a hub name; None leaves lengths unchecked."""
@@ -101,19 +100,19 @@ class CheckDataConfig(RowsConfig):
     reward: tuple[str, ...] = ("math",)
     """Verifiers, functions (FILE.py:NAME) or weighted lists of them (math=1,reward.py:length=0.1) that must accept every
     row's own answer."""
-    max_len: int = PPODataConfig.max_len
+    max_len: Annotated[int, Within("[1, inf)")] = PPODataConfig.max_len
     """Longest sequence of the training, in tokens."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Annotated[int | None, Within("[1, inf)")] = None
     """Longest response. A prompt must leave this much room in max_len; None requires one token."""
     split: str = "train"
     """Split of a dataset that has several."""
-    max_rows: int | None = None
+    max_rows: Annotated[int | None, Within("[1, inf)")] = None
     """Rows taken from the start of each file; None takes all."""
     output: Path | None = None
     """JSON file to write with all findings."""
-    judge_workers: int = 2
+    judge_workers: Annotated[int, Within("[1, inf)")] = 2
     """Processes per verifier for answers that simple rules cannot judge."""
-    judge_timeout: float = 5.0
+    judge_timeout: Annotated[float, Within("(0, inf)")] = 5.0
     """Processor seconds after which judging an answer is cut off; this is also a finding."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's checkpoint."""
@@ -126,13 +125,12 @@ def check(config: CheckDataConfig) -> None:
             raise UserError(
                 f"{flag} {value}: is for preferences, and --kind {config.kind} is given; leave one of them out"
             )
-    check_least(config, "max_len", "max_new_tokens", "max_rows", "judge_workers")
+    check_ranges(config)
     if config.max_new_tokens is not None and config.max_new_tokens >= config.max_len:
         raise UserError(
             f"--max_new_tokens {config.max_new_tokens}: leaves no room for a prompt in --max_len {config.max_len}; "
             "raise that, or lower this"
         )
-    check_positive(config, "judge_timeout")
     if config.output is not None:
         check_creatable(config.output, flag="--output")
         if config.output.is_dir():

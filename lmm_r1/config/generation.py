@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from lmm_r1 import dotted
 from lmm_r1.config.checks import agent_options, check_eager, check_sampling, check_thought
-from lmm_r1.config.declared import check_needs, check_ranges
+from lmm_r1.config.declared import Within, check_needs, check_ranges
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.rewards import check_reward
 from lmm_r1.config.shared import (
@@ -20,8 +20,6 @@ from lmm_r1.config.shared import (
     RowsConfig,
     SpeculationFlags,
     ThoughtConfig,
-    check_least,
-    check_positive,
     check_speculation,
 )
 from lmm_r1.errors import UserError
@@ -38,12 +36,12 @@ class EpisodeFlags:
     own. None has single responses."""
     agent_options: JsonText | None = None
     """Arguments of the environment's class, as a JSON object."""
-    agent_max_turns: int = AgentConfig.max_turns
+    agent_max_turns: Annotated[int, Within("[1, inf)")] = AgentConfig.max_turns
     """Maximum number of the model's turns in an episode. Each turn has at most max_new_tokens, and prompt and turns
     together at most max_model_len."""
-    agent_max_images: int = AgentConfig.max_images
+    agent_max_images: Annotated[int, Within("[0, inf)")] = AgentConfig.max_images
     """Images that the environment may show in an episode, in addition to those of the prompt."""
-    agent_answer_s: float = AgentConfig.answer_s
+    agent_answer_s: Annotated[float, Within("(0, inf)")] = AgentConfig.answer_s
     """Seconds that the environment may take to answer a turn; after that the episode fails."""
     agent_last_turn_regex: str | None = AgentConfig.last_turn_regex
     """Regular expression that the last possible turn must match, if the environment does not constrain it; training
@@ -67,9 +65,6 @@ def check_episodes(flags: EpisodeFlags, *, backend: str, vllm: str) -> None:
         return
     if backend != vllm:
         raise UserError(f"--agent {flags.agent} with {backend}: only vLLM plays episodes; take {vllm}")
-    check_least(flags, "agent_max_turns")
-    check_least(flags, "agent_max_images", least=0)
-    check_positive(flags, "agent_answer_s")
     agent_options(episode_limits(flags), flag="--agent_options")
     check_thought(flags.agent_thought, prefix="--agent_thought.")
     try:
@@ -125,18 +120,18 @@ class ChatConfig(EpisodeFlags):
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
     max_new_tokens: int = 2048
     """Longest answer in tokens; in an episode, the longest turn."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int | None, Within("[1, inf)")] = None
     """Longest conversation in tokens, including the answer. None is 8192, or the range of the short factors with
     longrope."""
-    max_images: int = 8
+    max_images: Annotated[int, Within("[0, inf)")] = 8
     """Maximum number of images in one conversation."""
-    max_videos: int = 0
+    max_videos: Annotated[int, Within("[0, inf)")] = 0
     """Maximum number of videos in one conversation, for models that take videos."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the model; auto takes the precision of the weights."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, Within("[1, inf)")] = 1
     """GPUs over which vLLM splits the model."""
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: Annotated[float | None, Within("(0, 1]")] = None
     """Share of a GPU's memory for vLLM; None is what its responses need, limited by the memory that is free at
     start."""
     enforce_eager: bool | None = None
@@ -152,19 +147,11 @@ def check_chat(config: ChatConfig) -> None:
     check_ranges(config)
     check_sampling(temperature=config.temperature, top_p=config.top_p)
     check_needs(config, config)
-    check_least(config, "max_model_len", "max_new_tokens", "tensor_parallel_size")
-    check_least(config, "max_images", "max_videos", least=0)
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
     check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
-    if config.gpu_memory_utilization is not None and not 0 < config.gpu_memory_utilization <= 1:
-        raise UserError(f"--gpu_memory_utilization {config.gpu_memory_utilization}: must be above 0 and at most 1")
 
 
 LOCAL_FLAGS = ("normalize_reward", "max_batch_tokens")
-COUNTS = (
-    *("n_samples", "max_new_tokens", "max_model_len", "engines", "tensor_parallel_size"),
-    *("batch_rows", "max_batch_tokens", "max_per_prompt", "judges", "max_rows"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,17 +203,17 @@ class BatchConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """Start again if the output exists."""
     split: str = "train"
     """Split of a dataset that has several."""
-    max_rows: int | None = None
+    max_rows: Annotated[int | None, Within("[1, inf)")] = None
     """Rows taken from the start of the file; None takes all."""
-    n_samples: int = 1
+    n_samples: Annotated[int, Within("[1, inf)")] = 1
     """Responses, or episodes, per row."""
     temperature: float = 0.0
     """Sampling temperature; 0 decodes greedily."""
     top_p: float = 1.0
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
-    max_new_tokens: int = 1024
+    max_new_tokens: Annotated[int, Within("[1, inf)")] = 1024
     """Longest response in tokens; in an episode, the longest turn."""
-    max_model_len: int = 4096
+    max_model_len: Annotated[int, Within("[1, inf)")] = 4096
     """Longest prompt and response together, in tokens; in an episode, including all turns."""
     reward: str | None = None
     """Score every response by a verifier (math, choice, number, exact, list, box, edit_distance, vqa, sokoban, format,
@@ -242,17 +229,17 @@ class BatchConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """JSON lines with the selection."""
     min_reward: float = 1.0
     """Lowest reward that rejection sampling accepts."""
-    max_per_prompt: int = 1
+    max_per_prompt: Annotated[int, Within("[1, inf)")] = 1
     """Maximum number of different responses per row in rejection sampling, best first, or of different pairs."""
     min_margin: float = 0.0
     """Smallest difference between the rewards of a pair."""
-    engines: int = 1
+    engines: Annotated[int, Within("[1, inf)")] = 1
     """Engines that share the rows (data parallel); several run in separate processes through Ray."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, Within("[1, inf)")] = 1
     """GPUs over which one engine is split."""
-    batch_rows: int = 16
+    batch_rows: Annotated[int, Within("[1, inf)")] = 16
     """Rows in one batch with plain transformers."""
-    max_batch_tokens: int | None = None
+    max_batch_tokens: Annotated[int | None, Within("[1, inf)")] = None
     """Tokens in one batch of a reward model; None takes 16384 on a GPU and 1024 on a CPU."""
     normalize_reward: bool = False
     """Normalize rewards by the statistics in the reward model's config."""
@@ -263,7 +250,7 @@ class BatchConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """Run vLLM without CUDA graphs: faster to start, slower to decode. None does so for small models only."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the models; auto takes the precision of the weights."""
-    judges: int = 2
+    judges: Annotated[int, Within("[1, inf)")] = 2
     """Processes of the verifier."""
     seed: int = 0
     """Seed of the sampling."""
@@ -290,7 +277,6 @@ def check_batch(config: BatchConfig) -> None:
     """Raise UserError for contradictions between flags and for files that cannot be written."""
     check_ranges(config)
     check_needs(config, config)
-    check_least(config, *COUNTS)
     check_sampling(temperature=config.temperature, top_p=config.top_p)
     uses_vllm = config.eval_task == "generate_vllm"
     check_eager(config.enforce_eager, backend=f"--eval_task {config.eval_task}", uses_vllm=uses_vllm)

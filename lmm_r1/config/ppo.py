@@ -1,11 +1,26 @@
 """Every flag of `lmm-r1 train_ppo_ray`: OpenRLHF's names, and the flags that this project adds."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal
 
-from lmm_r1.config.declared import Needs, Within
+from lmm_r1.config.declared import Below, Needs, Within
+from lmm_r1.config.rl_models import AHEAD_TOKENS as AHEAD_TOKENS
+from lmm_r1.config.rl_models import CLIP_RANGES as CLIP_RANGES
+from lmm_r1.config.rl_models import CONSTANT as CONSTANT
+from lmm_r1.config.rl_models import DEFAULT_VERIFIER as DEFAULT_VERIFIER
+from lmm_r1.config.rl_models import FILTER_NAME as FILTER_NAME
+from lmm_r1.config.rl_models import GPU_COUNTS as GPU_COUNTS
+from lmm_r1.config.rl_models import GROUP_ESTIMATORS
+from lmm_r1.config.rl_models import MOST_GPU_PASS_TOKENS as MOST_GPU_PASS_TOKENS
+from lmm_r1.config.rl_models import MOST_PASS_TOKENS as MOST_PASS_TOKENS
+from lmm_r1.config.rl_models import SECOND_MODEL, SERVED, WITH_KL, ActorConfig, CriticConfig, EstimatorName
+from lmm_r1.config.rl_models import LossAggregation as LossAggregation
+from lmm_r1.config.rl_models import PlacedModel as PlacedModel
+from lmm_r1.config.rl_models import PolicyLossName as PolicyLossName
+from lmm_r1.config.rl_models import RefConfig
+from lmm_r1.config.rl_models import RequestField as RequestField
+from lmm_r1.config.rl_models import RewardConfig
 from lmm_r1.config.shared import (
-    AdamConfig,
     CheckpointConfig,
     DataConfig,
     DeepSpeedConfig,
@@ -14,221 +29,34 @@ from lmm_r1.config.shared import (
     FirstHelp,
     JsonText,
     LoggerConfig,
-    OptimizerConfig,
     SpeculationFlags,
     ThoughtConfig,
     TrainConfig,
     WandbConfig,
     named_after_the_minute,
 )
+from lmm_r1.dotted import FIXED
 from lmm_r1.files.user_code import UserFunction
-
-MOST_PASS_TOKENS = 16192
-"""Tokens of a training pass if `train.max_tokens_per_gpu` is not set; OpenRLHF's default."""
-MOST_GPU_PASS_TOKENS = 65536
-"""The same on a GPU with spare memory: larger passes are no faster per token."""
-AHEAD_TOKENS = 8192
-"""The same for the reference's passes during generation, for which memory is reserved."""
-
-EstimatorName: TypeAlias = Literal[
-    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
-]
-"""Each is the name of a function in `lmm_r1.rl.advantages`."""
-# They compare a response with others to the same prompt, so a group of one has no advantage.
-GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
-PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
-"""Each is the name of a function in `lmm_r1.rl.losses`."""
-LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-CLIP_RANGES: dict[str, tuple[float, float]] = {
-    "ppo": (0.2, 0.2),
-    "gspo": (3e-4, 4e-4),
-    "gspo_token": (3e-4, 4e-4),
-    "cispo": (1.0, 4.0),
-    "sapo": (float("inf"), float("inf")),
-}
-"""How far ratios may be below and above 1 by default: the papers', for cispo ScaleRL's (arXiv:2510.13786)."""
-FILTER_NAME = "experience_filter"
-"""The function of `algo.experience_filter` if the flag names only a file."""
-RequestField: TypeAlias = Literal["columns", "images", "step"]
-"""What a reward request may hold in addition to OpenRLHF's keys."""
-
-GPU_COUNTS = (
-    *(
-        f"{model}.{count}"
-        for model in ("actor", "ref", "critic", "reward")
-        for count in ("num_nodes", "num_gpus_per_node")
-    ),
-    "vllm.num_engines",
-)
-"""The flags that set how many GPUs models and engines have."""
-
-
-# What flags of a second copy of the weights need: with LoRA, the reference is the policy without its adapters.
-WITH_KL = Needs("algo.kl.init_coef>0", warns=True)
-SECOND_MODEL = Needs("ds.lora.rank=0 or ref.refresh_steps>0", warns=True)
-
-
-class PlacedModel:
-    """A model that has GPUs of its own; `resolve_ppo` fills in counts that are None."""
-
-    num_nodes: int | None
-    num_gpus_per_node: int | None
-
-    @property
-    def nodes(self) -> int:
-        assert self.num_nodes is not None, "resolve_ppo fills it in"
-        return self.num_nodes
-
-    @property
-    def gpus_per_node(self) -> int:
-        assert self.num_gpus_per_node is not None, "resolve_ppo fills it in"
-        return self.num_gpus_per_node
-
-    @property
-    def gpus(self) -> int:
-        """GPUs on all machines."""
-        return self.nodes * self.gpus_per_node
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorConfig(OptimizerConfig, PlacedModel):
-    model_name_or_path: str | None = None
-    """The model to train: a folder or a name on the Hugging Face Hub."""
-    num_nodes: Annotated[int | None, Within("[1, inf)")] = None
-    """Machines that train the policy; None is computed from its GPUs."""
-    num_gpus_per_node: Annotated[int | None, Within("[1, inf)")] = None
-    """GPUs per machine that train the policy. None takes its share of all GPUs, or one rank on a CPU."""
-    gradient_checkpointing_enable: bool | None = None
-    """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
-    requires, and on a CPU only if the run would not fit otherwise."""
-    gradient_checkpointing_layers: Annotated[
-        int | None, Within("[1, inf)"), Needs(".gradient_checkpointing_enable")
-    ] = None
-    """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
-    with the flag above."""
-    gradient_checkpointing_reentrant: Annotated[bool, Needs(".gradient_checkpointing_enable=True|None")] = False
-    """Use PyTorch's reentrant checkpointing."""
-    freeze_visual_encoder: bool = False
-    """Freeze the vision tower of policy and critic and train only the language model."""
-    freeze_prefix: tuple[str, ...] = ()
-    """Freeze weights of policy and critic whose names begin with one of these: `model.visual. lm_head.`."""
-    eps_clip: Annotated[float | None, Within("[0, inf)"), Needs(".policy_loss_type!=sapo")] = None
-    """Clip range of ratios on both sides of 1; None is 0.2, and gspo's and cispo's own with these losses."""
-    eps_clip_low_high: Annotated[tuple[float, float] | None, Within("[0, inf]")] = None
-    """Clip range of ratios below and above 1; None takes eps_clip for both, or 3e-4 4e-4 with gspo, 1 4 with cispo."""
-    dual_clip: Annotated[float | None, Within("(1, inf)"), Needs(".policy_loss_type=ppo|gspo|gspo_token")] = None
-    """Bound on the loss if the advantage is negative (dual-clip PPO)."""
-    policy_loss_type: PolicyLossName | UserFunction = "ppo"
-    """ppo clips the probability ratio of each token; gspo clips one ratio per sequence, gspo_token with advantages per
-    token; cispo weights log-probs by clipped ratios; sapo passes ratios through a smooth gate. FILE.py:NAME?clip=0.3 is
-    a function of your own."""
-    sapo_temperature_pos: Annotated[float, Within("(0, inf)"), Needs(".policy_loss_type=sapo")] = 1.0
-    """How fast sapo's gate closes when the ratio leaves 1, for positive advantages."""
-    sapo_temperature_neg: Annotated[float, Within("(0, inf)"), Needs(".policy_loss_type=sapo")] = 1.05
-    """The same for advantages that are not positive."""
-    loss_agg_mode: LossAggregation = "token-mean"
-    """Mean over all tokens; mean over sequences of each sequence's token mean; or mean over sequences of each
-    sequence's sum divided by loss_agg_length (Dr. GRPO). gspo has one ratio per sequence, so token-mean equals
-    seq-mean-token-mean."""
-    loss_agg_length: Annotated[int | None, Within("[1, inf)"), Needs(".loss_agg_mode=seq-mean-token-sum-norm")] = None
-    """Divisor of each sequence's sum in seq-mean-token-sum-norm. None is rollout.max_new_tokens, or data.max_len if
-    that is not set or the run plays episodes."""
-    aux_loss_coef: Annotated[float, Within("[0, inf)")] = 0.0
-    """Weight of the load-balancing loss of a mixture of experts."""
-    entropy_coef: Annotated[float | None, Within("(-inf, inf)")] = None
-    """Weight of the entropy bonus. 0 only logs the entropy; None does neither."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticConfig(OptimizerConfig, PlacedModel):
-    full_lr: ClassVar[float] = 9e-6
-
-    adam: Annotated[AdamConfig, Needs("algo.advantage.estimator=gae", warns=True)] = field(default_factory=AdamConfig)
-    """AdamW."""
-    model_name_or_path: str | None = None
-    """The model that the critic starts from; None takes the reward model if there is one, else the policy."""
-    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.advantage.estimator=gae", warns=True)] = None
-    """Machines that train the critic; None is computed from its GPUs."""
-    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs("algo.advantage.estimator=gae", warns=True)] = (
-        None
-    )
-    """GPUs per machine that train the critic. None takes its share of all GPUs, or one rank on a CPU."""
-    value_clip: Annotated[float, Within("(0, inf)")] = 0.5
-    """Clip range of the critic's values."""
-    freezing_steps: Annotated[int, Within("[0, inf)", besides=(-1,))] = -1
-    """Train only the critic up to and including this step, counted from 0; -1 trains both from the start."""
-    save_value_network: bool = False
-    """Save the critic as well, in the folder output_dir with the suffix _critic."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefConfig(PlacedModel):
-    num_nodes: Annotated[int | None, Within("[1, inf)"), WITH_KL, SECOND_MODEL] = None
-    """Machines that hold the reference model; None is computed from its GPUs."""
-    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), WITH_KL, SECOND_MODEL] = None
-    """GPUs per machine that hold the reference model. None takes its share of all GPUs, or one rank on a CPU."""
-    offload: Annotated[bool | None, WITH_KL, SECOND_MODEL, Needs("ds.zero_stage=3")] = None
-    """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
-    otherwise."""
-    during_generation: bool | None = None
-    """Compute the reference log-probs of finished groups while other groups are generated; None does so on GPUs with
-    enough memory."""
-    refresh_steps: Annotated[int, Within("[0, inf)")] = 0
-    """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model: with LoRA,
-    the policy without its adapters."""
-
-
-DEFAULT_VERIFIER = "math"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardConfig(PlacedModel):
-    remote_url: str | None = None
-    """Where rewards come from: the address of a reward service's /get_reward, or several separated by commas; a reward
-    function, FILE.py or FILE.py:NAME; a verifier that runs in the engines: math, list:unordered; or a weighted list of
-    both: math=1,format=0.5,reward.py:length=0.1. None takes math, unless a reward model or an environment gives the rewards."""
-    function_kwargs: JsonText | None = None
-    """Additional arguments of the reward function, as a JSON object."""
-    score_key: str | None = None
-    """Key in the reward function's result that holds the score for pass@k and dynamic filtering; None takes the
-    reward."""
-    timeout_s: Annotated[float, Within("(0, inf)")] = 60.0
-    """Seconds that one reward request may take."""
-    deadline_s: Annotated[float, Within("(0, inf)")] = 300.0
-    """Seconds during which a failing reward request is retried before the run stops. A reward function must score the
-    responses to one prompt within this time."""
-    request_fields: tuple[RequestField, ...] = ()
-    """What reward requests hold in addition to OpenRLHF's keys: the rows' other columns, their images, or the step.
-    For servers of your own that read them."""
-    model_name_or_path: str | None = None
-    """A trained reward model, instead of a reward service."""
-    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs(".model_name_or_path", warns=True)] = None
-    """Machines that hold the reward model; None is computed from its GPUs."""
-    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs(".model_name_or_path", warns=True)] = None
-    """GPUs per machine that hold the reward model. None takes its share of all GPUs, or one rank on a CPU."""
-    offload: Annotated[bool, Needs(".model_name_or_path"), Needs("ds.zero_stage=3")] = False
-    """Keep the reward model in CPU memory while it is not used."""
-    part_weights: JsonText | None = None
-    """Weights of named parts of the reward, constant or scheduled over steps, as a JSON object: {"format": 0.5,
-    "tool_calls": {"from": 0.2, "to": 0, "steps": 100}}."""
-    clip_range: Annotated[tuple[float, float], Within("[-inf, inf]", rising=True)] = (-10.0, 10.0)
-    """Rewards are clipped to this range."""
-    normalize_enable: Annotated[bool, Needs(".model_name_or_path")] = False
-    """Normalize the rewards of a reward model by their running statistics."""
-    overlong_buffer_len: Annotated[float | None, Within("(0, inf)")] = None
-    """Penalize responses whose length comes within this many tokens of max_new_tokens; None has no penalty."""
-    overlong_penalty_factor: Annotated[float, Within("[0, inf)"), Needs(".overlong_buffer_len")] = 1.0
-    """Penalty for a response that fills the whole buffer."""
-    stop_properly_penalty_coef: Annotated[float | None, Within("(-inf, 1]")] = None
-    """For a response cut off at the length limit: 0 to 1 scales its reward, a negative number replaces it."""
+from lmm_r1.quiet import is_verbose
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
-    estimator: EstimatorName | UserFunction = "reinforce_baseline"
+    estimator: Annotated[
+        EstimatorName | UserFunction,
+        Needs(
+            "rollout.n_samples_per_prompt!=1",
+            when="|".join(GROUP_ESTIMATORS),
+            because="it compares the responses to one prompt",
+        ),
+        Needs("reward.model_name_or_path=None", when="remax", because=SERVED.because),
+        Needs("train.agent_func_path=None", when="remax", because="OpenRLHF's executors play no greedy episodes"),
+    ] = "reinforce_baseline"
     """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, remax subtracts the reward of a
     greedy response, and grpo_passk rewards the best of pass_k responses. FILE.py:NAME is a function of your own."""
-    pass_k: Annotated[int, Within("[1, inf)"), Needs(".estimator=grpo_passk")] = 4
+    pass_k: Annotated[
+        int, Within("[1, inf)"), Needs(".estimator=grpo_passk"), Below("rollout.n_samples_per_prompt")
+    ] = 4
     """Responses of which the best counts, for grpo_passk."""
     gamma: Annotated[float, Within("[0, 1]")] = 1.0
     """Discount per token."""
@@ -239,7 +67,11 @@ class AdvantageConfig:
     is_correction_level: Literal["off", "token", "seq"] = "off"
     """Correct for different log-probs in vLLM and in training: off, by the ratio of each token, or by the geometric
     mean of the ratios of each sequence."""
-    is_correction_mode: Annotated[Literal["mask", "clip"], Needs(".is_correction_level!=off")] = "mask"
+    is_correction_mode: Annotated[
+        Literal["mask", "clip"],
+        Needs(".is_correction_level!=off"),
+        Needs(".is_correction_gating=ratio", when="clip", because="a divergence cannot be held at a bound"),
+    ] = "mask"
     """mask removes the gradient outside the thresholds and weights the tokens inside by their own ratios; clip weights
     all tokens by the ratio of the level, clipped to the thresholds."""
     is_correction_gating: Annotated[Literal["ratio", "binary_kl", "tv"], Needs(".is_correction_level!=off")] = "ratio"
@@ -258,7 +90,12 @@ class KLConfig:
     """KL that an adaptive weight steers to; None keeps the weight constant."""
     horizon: Annotated[int, Within("[1, inf)"), Needs(".target")] = 10000
     """Samples over which the adaptive weight changes."""
-    estimator: Annotated[Literal["k1", "k2", "k3"], Needs(".init_coef>0")] = "k1"
+    estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        Needs(".init_coef>0"),
+        Needs(".use_loss=False or .unbiased_gradient", when="k1", warns=True),
+        Needs(".use_loss", when="k2|k3", warns=True),
+    ] = "k1"
     """Estimator of the KL: k1 as part of the reward, k2 or k3 as a loss."""
     use_loss: Annotated[bool, Needs(".init_coef>0")] = False
     """Add the KL to the loss, as in GRPO, instead of to the reward."""
@@ -272,7 +109,9 @@ class AlgoConfig:
     """Advantages."""
     kl: KLConfig = field(default_factory=KLConfig)
     """KL penalty."""
-    dynamic_filtering_enable: bool = False
+    dynamic_filtering_enable: Annotated[
+        bool, SERVED, Needs("rollout.n_samples_per_prompt!=1", because="it looks at a group's mean reward")
+    ] = False
     """Drop prompts whose mean reward is outside dynamic_filtering_range and sample other prompts instead (DAPO)."""
     dynamic_filtering_range: Annotated[
         tuple[float, float], Within("[-inf, inf]", rising=True), Needs(".dynamic_filtering_enable", warns=True)
@@ -287,7 +126,7 @@ class AlgoConfig:
     ] = 0
     """Stop the run if a step needs more prompts than this many times rollout.batch_size. 0 stops only if a whole
     episode leaves no group."""
-    experience_filter: str | None = None
+    experience_filter: Annotated[str | None, SERVED] = None
     """Your own function, FILE.py or FILE.py:FUNCTION, which gets the samples of a group and selects those that are
     trained on. A group without any is replaced."""
     mismatch_limit: Annotated[float | None, Within("(0, inf]")] = None
@@ -320,11 +159,16 @@ class RolloutConfig:
     ] = None
     """Tokens in one forward pass with dynamic batches or shared prefixes. None is train.max_tokens_per_gpu, and on
     GPUs what fits."""
-    oversample: Annotated[float, Within("[1, 2]")] = 1.0
+    oversample: Annotated[
+        float, Within("[1, 2]"), Needs("train.async_enable=False", because="both let samples outlast a weight update")
+    ] = 1.0
     """Prompts in progress at a time, in multiples of batch_size, at most 2. A rollout ends when batch_size groups are
     finished; the others continue in the next rollout."""
-    oversample_max_held: Annotated[int, Within("[1, inf)"), Needs(".oversample>1")] = 1
+    oversample_max_held: Annotated[int, FIXED] = 1
     """Number of rollouts that may end before a group in progress is finished; the next rollout waits for the group."""
+
+
+_SINGLE_TURNS = "a reward model scores single turns"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,11 +195,18 @@ class PPOTrainConfig(TrainConfig):
     without a GPU."""
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in packed sequences."""
-    enable_ema: bool = False
+    enable_ema: Annotated[
+        bool,
+        Needs("ds.zero_stage!=0", because="DeepSpeed keeps no weights in single precision to average"),
+    ] = False
     """Keep a moving average of the policy's weights and save it as a model in the folder ema of output_dir."""
     ema_beta: Annotated[float, Within("(0, 1)"), Needs(".enable_ema")] = 0.992
     """Weight of the previous moving average in each update."""
-    async_enable: bool = False
+    async_enable: Annotated[
+        bool,
+        Needs(".colocate_all=False|None", because="engines and policy would take turns on the same GPUs"),
+        Needs("ds.enable_sleep=False|None", because="responses are generated all the time"),
+    ] = False
     """Generate the next rollouts while the policy is updated, on separate GPUs or cores. Samples then come from older
     weights than the policy's."""
     async_queue_size: Annotated[int, Within("[1, inf)"), Needs(".async_enable")] = 1
@@ -363,10 +214,14 @@ class PPOTrainConfig(TrainConfig):
     partial_rollout_enable: Annotated[bool, Needs(".async_enable")] = False
     """Continue responses with the new weights after a weight update; otherwise an update waits until all responses are
     finished."""
-    agent: str | None = None
+    agent: Annotated[str | None, Needs("reward.model_name_or_path=None", because=_SINGLE_TURNS)] = None
     """An environment that answers the policy's turns: one by name, or FILE.py:CLASS of your own. None has single
     turns."""
-    agent_func_path: str | None = None
+    agent_func_path: Annotated[
+        str | None,
+        Needs(".agent=None", because="one of them plays the episodes"),
+        Needs("reward.model_name_or_path=None", because=_SINGLE_TURNS),
+    ] = None
     """Python file with an AgentExecutor as in OpenRLHF, instead of an environment."""
 
     @property
@@ -377,34 +232,36 @@ class PPOTrainConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    options: JsonText | None = None
+    options: Annotated[
+        JsonText | None, Needs("train.agent_func_path=None", because="a file in OpenRLHF's form takes no options")
+    ] = None
     """Arguments of the environment's class, as a JSON object."""
     max_turns: Annotated[int, Within("[1, inf)")] = 6
     """Maximum number of the policy's turns in an episode. Each turn has at most rollout.max_new_tokens, and prompt and
     turns together at most data.max_len."""
     max_images: Annotated[int, Within("[0, inf)")] = 12
     """Images that the environment may show in an episode, in addition to those of the prompt."""
-    prefix_caching: bool = True
-    """Keep the keys and values of an episode's turns in the engine for the next turn; the same as
-    vllm.enable_prefix_caching."""
     answer_s: Annotated[float, Within("(0, inf)")] = 60.0
     """Seconds that the environment may take to answer a turn; after that the episode ends."""
     overturn: Literal["mask", "penalise", "keep"] = "mask"
     """What to do with an episode that a limit ends: mask leaves it out of the loss and of its group, penalise
-    subtracts agent.overturn_penalty from its reward, keep treats it like any other."""
-    overturn_penalty: Annotated[float, Within("[0, inf)"), Needs(".overturn=penalise")] = 1.0
-    """Penalty with agent.overturn penalise."""
-    last_turn_regex: str | None = None
+    subtracts 1 from its reward, keep treats it like any other."""
+    overturn_penalty: Annotated[float, FIXED] = 1.0
+    last_turn_regex: Annotated[
+        str | None,
+        Needs(".max_turns>1", because="that turn is left out of the loss"),
+        Needs("rollout.ignore_eos=False|None", because="no turn would end"),
+    ] = None
     """Regular expression that the last turn allowed by agent.max_turns must match, for example an answer; that turn is
     left out of the loss."""
     thought: ThoughtConfig = field(default_factory=ThoughtConfig)
     """Budget forcing: longer or shorter thoughts."""
-    branches: Annotated[int, Within("[1, inf)")] = 1
+    branches: Annotated[int, Within("[1, inf)"), Needs(".max_turns>1")] = 1
     """Number of a group's samples that share their first turns: one episode is played up to a turn and continues as
     this many samples. 1 plays each sample separately."""
-    branch_turn: Annotated[int | None, Within("[1, inf)"), Needs(".branches>1")] = None
-    """First turn that the branches do not share, counted from 0. Not set, it is drawn: 1 with probability 1/2, 2 with
-    1/4, and so on."""
+    branch_turn: Annotated[int | None, Within("[1, inf)"), Needs(".branches>1"), Below(".max_turns")] = None
+    """First turn that the branches do not share, counted from 0. None draws it: 1 with probability 1/2, 2 with 1/4, and
+    so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,8 +275,8 @@ class VllmConfig(SpeculationFlags):
     enable_sleep: bool | None = None
     """Free the engine's memory during training; needs train.colocate_all. None does so if training needs the
     memory."""
-    enable_prefix_caching: bool = False
-    """Keep the keys and values of prompts for later requests."""
+    enable_prefix_caching: bool | None = None
+    """Keep the keys and values of prompts for later requests. None does so in episodes, for the next turn."""
     enforce_eager: bool | None = None
     """Use no CUDA graphs: faster to start, slower to generate. None uses none for small models."""
     sync_with_ray: Annotated[bool, Needs("train.colocate_all=False|None", warns=True)] = False
@@ -457,6 +314,10 @@ class PPOCheckpointConfig(CheckpointConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PPOEvalConfig(EvalConfig):
+    dataset: Annotated[
+        str | None, SERVED, Needs(".steps>0 or .before_training", because="it is never evaluated on")
+    ] = None
+    """Row file or dataset to evaluate on during training; separate several by commas."""
     temperature: Annotated[float, Within("[0, inf)"), Needs(".dataset", warns=True)] = 0.6
     """Sampling temperature in evaluation."""
     top_p: Annotated[float, Within("(0, 1]"), Needs(".dataset", warns=True)] = 1.0
@@ -479,7 +340,11 @@ class PPODataConfig(DataConfig):
     """Maximum number of rows."""
     max_images_per_prompt: Annotated[int, Within("[0, inf)")] = 0
     """Maximum number of images in one prompt; 0 counts them in the data."""
-    curriculum: Literal["off", "easy_first", "uncertain"] = "off"
+    curriculum: Annotated[
+        Literal["off", "easy_first", "uncertain"],
+        SERVED,
+        Needs("train.num_episodes>1", because="it orders prompts by what earlier episodes have measured"),
+    ] = "off"
     """Order of the prompts by their success rate in earlier episodes: off shuffles them, easy_first begins with the
     highest rates, uncertain samples medium rates more often."""
     overlong_prompts: Literal["error", "skip"] = "skip"
@@ -493,10 +358,13 @@ class PPOLoggerConfig(LoggerConfig):
     rollouts_per_step: Annotated[int, Within("[0, inf)")] = 8
     """Rollouts written to rollouts.jsonl and sent to the trackers per step, in whole groups and at least one; 0 writes
     none."""
-    worker_logs: bool = False
-    """Show the output of Ray's workers in the terminal; otherwise it is only in Ray's session folder."""
     wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("ppo", project="openrlhf_train_ppo"))
     """Weights & Biases."""
+
+    @property
+    def worker_logs(self) -> bool:
+        """Whether the terminal shows the output of Ray's workers, which is always in Ray's session folder."""
+        return is_verbose()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -563,8 +431,7 @@ class PPOConfig:
     """Evaluation during training."""
     logger: PPOLoggerConfig = field(default_factory=PPOLoggerConfig)
     """Logs."""
-    local_rank: int = -1
-    """Set by launchers; -1 reads LOCAL_RANK."""
+    local_rank: Annotated[int, FIXED] = -1
 
     @property
     def refers_to_base(self) -> bool:

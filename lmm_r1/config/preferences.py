@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
@@ -126,14 +126,13 @@ class DPOConfig(SupervisedConfig):
         return self.has_reference and self.ds.lora.rank > 0 and same
 
 
-LOSS_TYPES = ("sigmoid", "regression")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RMModelConfig(TrainedModelConfig):
-    loss_type: str = "sigmoid"
+    loss_type: Literal["sigmoid", "regression"] = "sigmoid"
     """sigmoid gives the chosen response the larger reward (Bradley-Terry); regression predicts the scores of both
     responses in the row."""
+    aux_loss_coef: Annotated[float, Within("[0, 0]")] = 0.0
+    """A reward model has no load-balancing loss: only 0."""
     margin_loss_enable: Annotated[bool, Needs(".loss_type=sigmoid")] = False
     """Require the chosen response's reward to be larger by the row's margin, which is 0 if missing."""
 
@@ -146,6 +145,8 @@ class RMTrainConfig(PreferenceTrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RMDeepSpeedConfig(DeepSpeedConfig):
+    tensor_parallel_size: Annotated[int, Within("[1, 1]")] = 1
+    """A value head is not split: only 1."""
     value_head_prefix: str = "score"
     """Name of the value head in the saved model, and in an initial model that has one."""
 

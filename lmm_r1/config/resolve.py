@@ -8,21 +8,19 @@ import math
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.config.checks import check_ppo, require
+from lmm_r1.config.checks import check_ppo, check_supervised, require
 from lmm_r1.config.declared import check_needs, check_ranges, has_effect
 from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offered_gpus, settled_counts
-from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
-from lmm_r1.config.ppo import CLIP_RANGES, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
+from lmm_r1.config.ppo import CLIP_RANGES, CONSTANT, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.rewards import format_prompt
 from lmm_r1.config.shared import LORA_LR_FACTOR, RUNS, OptimizerConfig, TrackerName, text_given
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
-from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
 from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
@@ -62,8 +60,8 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
         settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
     if config.train.dynamic_batch_enable:
         settings["ds.packing_samples"] = True
-    if config.train.agent is not None and config.agent.prefix_caching:
-        settings["vllm.enable_prefix_caching"] = True
+    if config.vllm.enable_prefix_caching is None:
+        settings["vllm.enable_prefix_caching"] = config.train.agent is not None
     settings |= (
         by_what_is_trained(config)
         | _correction(config)
@@ -96,20 +94,12 @@ def resolve(config: Config) -> Config:
     if isinstance(config, PPOConfig):
         return resolve_ppo(config)
     resolved = _resolved(config)
-    _CHECKS[type(config)](resolved)
+    check_supervised(resolved)
     if isinstance(resolved, DPOConfig) and resolved.has_reference:
         # The reference is the initial model by default.
         reference = resolved.ref.model_name_or_path or resolved.model.model_name_or_path
         return dotted.replace(resolved, {"ref.model_name_or_path": reference})
     return resolved
-
-
-_CHECKS: dict[type, Callable[[Any], None]] = {
-    SFTConfig: check_sft,
-    KDConfig: check_kd,
-    DPOConfig: check_dpo,
-    RMConfig: check_rm,
-}
 
 
 def _resolved(config: Supervised) -> Supervised:
@@ -198,7 +188,7 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
             return (low, high)
         case values:
             given = " ".join(map(str, values))
-            raise UserError(f"--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not {given!r}")
+            raise UserError(f"--algo.advantage.is_correction_threshold must be HIGH or LOW HIGH, not {given!r}")
 
 
 def _correction(config: PPOConfig) -> dict[str, object]:
@@ -281,6 +271,7 @@ UNPLANNED: dict[str, object] = {
     "ref.offload": False,
     "train.colocate_all": False,
     "train.max_tokens_per_gpu": MOST_PASS_TOKENS,
+    "vllm.enable_prefix_caching": False,
     "vllm.enable_sleep": False,
     "vllm.gpu_memory_utilization": 0.95,
 }
@@ -301,19 +292,16 @@ _FREE = (
     ".num_gpus_per_node",
     ".num_nodes",
     ".offload",
-    "agent.prefix_caching",
     "algo.mismatch_limit",
     "ckpt.",
     "critic.save_value_network",
     "data.dataloader_num_workers",
     "data.dataset",
     # What these make of the rows is in the rows' digest.
-    "data.allow_private_urls",
     "data.bad_rows",
     "data.datasource_key",
     "data.format",
     "data.image_dir",
-    "data.max_image_megapixels",
     "data.overlong_images",
     "data.prompt_dataset",
     "data.prompt_template",
@@ -323,12 +311,10 @@ _FREE = (
     "ds.deepcompile",
     "ds.enable_sleep",
     "ds.experts_implementation",
-    "ds.image_cache_gib",
     "ds.overlap_comm",
     "ds.packing_samples",
     "ds.ulysses_size",
     "ds.use_liger_kernel",
-    "ds.use_universal_ckpt",
     "ds.zero_stage",
     "ds.zpg",
     "eval.",
@@ -378,7 +364,7 @@ def unplanned(config: Trained) -> Trained:
     """Return the settings with what a plan has left open, or was not made for, as it is without one."""
     shares = isinstance(config, PPOConfig) and config.train.colocate_all
     defaults = UNPLANNED | (_SHARED_UNPLANNED if shares else {})
-    if isinstance(config, PPOConfig) and not shares and why_not_during_generation(config) is None:
+    if isinstance(config, PPOConfig) and not shares and has_effect("ref.during_generation", config):
         # Its GPUs have nothing else to do then.
         defaults["ref.during_generation"] = True
     if isinstance(config, KDConfig):

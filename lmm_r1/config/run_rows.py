@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lmm_r1.config.declared import check_ranges
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
-from lmm_r1.config.shared import IMAGES, RowReadingConfig, RowsConfig, check_least, text_given
+from lmm_r1.config.shared import IMAGES, RowReadingConfig, RowsConfig, text_given
 from lmm_r1.config.supervised import SFTConfig
 from lmm_r1.data.files import RowFile, read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
-from lmm_r1.data.media_access import MediaLimits
+from lmm_r1.data.media_access import media_limits
 from lmm_r1.data.messages import NO_PROMPT, PreferenceRow, Row
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import PromptTemplate, RowReading, shipped_prompt
@@ -40,15 +40,13 @@ def named_reading(
     Raises:
         UserError: a folder or file is missing, a bound makes no sense, or the template is broken.
     """
-    if not 0 < config.max_image_megapixels < math.inf:
-        raise UserError(f"{prefix}max_image_megapixels {config.max_image_megapixels} must be a number above 0")
+    media_limits()
     lowest, highest = config.min_pixels, config.max_pixels
-    check_least(config, "min_pixels", "max_pixels", prefix=prefix)
+    check_ranges(config, prefix=prefix)
     if lowest is not None and highest is not None and lowest > highest:
         raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
     if config.image_dir is not None and not Path(config.image_dir).is_dir():
         raise UserError(f"{prefix}image_dir {config.image_dir}: no such folder; check the path")
-    MediaLimits(max_megapixels=config.max_image_megapixels, allow_private_urls=config.allow_private_urls).apply()
     template, default_prompt = config.prompt_template, shipped_prompt(config.system_prompt)
     system_prompt = None if default_prompt or config.system_prompt == NO_PROMPT else config.system_prompt
     return RowReading(

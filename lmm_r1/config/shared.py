@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NewType, TypeAlias
 
 from lmm_r1 import dotted
-from lmm_r1.config.declared import Needs, Within
-from lmm_r1.data.media_access import MEGAPIXELS
+from lmm_r1.config.declared import Below, Needs, Within
 from lmm_r1.data.messages import NO_PROMPT, BadRows
+from lmm_r1.dotted import FIXED
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import UserFunction
 
@@ -55,10 +54,6 @@ class RowReadingConfig:
     image_dir: str | None = None
     """Folder that relative paths of images and videos start from; None is the folder of the row file. Rows of a
     downloaded dataset read files only below it and below the dataset's own folder."""
-    allow_private_urls: bool = False
-    """Fetch images from this machine and from private networks, too."""
-    max_image_megapixels: Annotated[float, Within("(0, inf)")] = MEGAPIXELS
-    """Refuse images with more pixels, in millions, before they are decoded."""
     min_pixels: Annotated[int | None, Within("[1, inf)")] = None
     """Scale smaller images and video frames up to this many pixels; a value in the row has precedence."""
     max_pixels: Annotated[int | None, Within("[1, inf)")] = None
@@ -124,7 +119,7 @@ JsonText = NewType("JsonText", str)
 class MuonConfig:
     lr: Annotated[float, Within("[0, inf)"), Needs("..optim=muon")] = 0.02
     """Learning rate of the weight matrices that Muon updates."""
-    momentum: Annotated[float, Within("[0, 1)"), Needs("..optim=muon")] = 0.95
+    momentum: Annotated[float, FIXED] = 0.95
     """Muon's momentum."""
 
 
@@ -143,19 +138,57 @@ class AdamConfig:
     """Decoupled weight decay, except for biases and norms."""
 
 
+# Why flags exclude each other.
+ONE_TEMPLATE = Needs(".apply_chat_template=False", because="both write the text around a prompt")
+PROMPT_COLUMN = Needs(
+    ".output_key or .prompt_key or .prompt_dataset", because="the text is for a prompt in a column of its own"
+)
+REENTRANT = Needs(
+    ".gradient_checkpointing_reentrant=False", because="no gradient of the load-balancing loss would reach the routers"
+)
+_FOUR_BITS = "a layer in 4 bits cannot be split"
+_VALUE_HEAD = "it would split the value head"
+Schedule: TypeAlias = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "inverse_sqrt",
+    "polynomial",
+]
+"""Transformers' schedules that need only the number of updates."""
+EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
+_IN_8_BITS = "|".join(EIGHT_BIT)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     full_lr: ClassVar[float] = 1e-6
     """What adam.lr is if it is open and all weights are trained."""
 
-    optim: Literal["adam", "muon", "adamw_8bit", "paged_adamw_8bit"] = "adam"
+    optim: Annotated[
+        Literal["adam", "muon", "adamw_8bit", "paged_adamw_8bit"],
+        Needs("ds.adam_offload=False|None", when=_IN_8_BITS, because="DeepSpeed offloads only its own AdamW"),
+        Needs("ds.zero_stage!=0", when=_IN_8_BITS, because="DeepSpeed keeps these states in ZeRO's optimizers only"),
+        Needs(
+            "ds.enable_sleep=False|None",
+            when="paged_adamw_8bit",
+            because="DeepSpeed moves no paged states to host memory; adamw_8bit can be moved",
+        ),
+        Needs("ds.param_dtype!=fp16", when="muon", because="Muon's updates would be divided by the loss scale"),
+    ] = "adam"
     """AdamW; Muon for matrices and AdamW for other weights; or AdamW of bitsandbytes, whose moments take one byte each
     and, if paged, may move to host memory."""
     muon: MuonConfig = field(default_factory=MuonConfig)
     """Muon."""
     adam: AdamConfig = field(default_factory=AdamConfig)
     """AdamW."""
-    lr_scheduler: str = "cosine_with_min_lr"
+    lr_scheduler: Annotated[
+        Schedule, Needs(".adam.lr>1e-7 or .adam.lr=None", when="polynomial", because="the schedule ends at 1e-07")
+    ] = "cosine_with_min_lr"
     """Learning-rate schedule, by its name in transformers; constant has no warm-up."""
     lr_warmup_ratio: Annotated[float, Within("[0, 1]"), Needs(".lr_scheduler!=constant or .lr_warmup_ratio=0.0")] = (
         0.03
@@ -215,22 +248,38 @@ class DeepSpeedConfig:
     """Precision in which gradients are accumulated: fp32, or the same as ds.param_dtype."""
     overlap_comm: Annotated[bool, Needs(".zero_stage!=0")] = False
     """Overlap gradient communication with the backward pass."""
-    deepcompile: bool = False
+    deepcompile: Annotated[bool, FIXED] = False
     """Compile the model with DeepCompile."""
-    use_universal_ckpt: bool = False
+    use_universal_ckpt: Annotated[bool, FIXED] = False
     """Load a checkpoint weight by weight, as is done if the number of GPUs or the ZeRO stage has changed."""
     use_liger_kernel: bool = True
     """Use Liger's fused kernels for norms, feed-forward layers and rotary embeddings on GPUs that support them."""
-    tensor_parallel_size: Annotated[int, Within("[1, inf)")] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Within("[1, inf)"),
+        Needs("algo.advantage.estimator!=gae", because=_VALUE_HEAD),
+        Needs("reward.model_name_or_path=None", because=_VALUE_HEAD),
+        Needs(
+            "teacher.model_name_or_path=None",
+            because="it would split the layers that are compared; take --ds.zero_stage 3",
+        ),
+    ] = 1
     """GPUs over which each layer is split in training."""
     packing_samples: bool = False
     """Train on packed sequences without padding."""
-    ulysses_size: Annotated[int, Within("[1, inf)")] = 1
+    ulysses_size: Annotated[
+        int, Within("[1, inf)"), Needs(".tensor_parallel_size=1", because="both take the attention heads apart")
+    ] = 1
     """GPUs over which each packed sequence is split by exchanging attention heads (Ulysses)."""
-    load_in_4bit: Annotated[bool, Needs(".lora.rank")] = False
+    load_in_4bit: Annotated[
+        bool,
+        Needs(".lora.rank"),
+        Needs(".zero_stage!=3", because="weights in 4 bits cannot be sharded; with ZeRO 2 each GPU has all of them"),
+        Needs(".tensor_parallel_size=1", because=_FOUR_BITS),
+    ] = False
     """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4 with double quantization), in trained and
     frozen models. Vision tower, projector and heads keep their precision."""
-    image_cache_gib: Annotated[float, Within("[0, inf)")] = 2.0
+    image_cache_gib: Annotated[float, FIXED] = 2.0
     """Host memory per model process for the output of a frozen vision tower, so that each image is encoded once; 0
     caches nothing."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -241,17 +290,16 @@ class DeepSpeedConfig:
 class ThoughtConfig:
     """Budget forcing (s1, arXiv:2501.19393): make the thought of a turn longer or shorter."""
 
-    end: Annotated[str, Needs(".continuations or .max_tokens")] = "</think>"
+    end: Annotated[str, FIXED] = "</think>"
     """Text that ends the thought at the beginning of a turn."""
     continuations: Annotated[int, Within("[0, inf)")] = 0
     """How often a thought that the policy has ended is continued."""
-    continue_with: Annotated[str, Needs(".continuations")] = "Wait"
+    continue_with: Annotated[str, FIXED] = "Wait"
     """Text that replaces the end of a thought that is continued; it is not trained on."""
-    min_tokens: Annotated[int | None, Within("[1, inf)"), Needs(".continuations")] = None
-    """Thoughts of at least this many tokens may end. None continues every thought agent.thought.continuations
-    times."""
-    max_tokens: Annotated[int | None, Within("[1, inf)")] = None
-    """Longest thought in tokens; a longer one is ended with agent.thought.end, and the turn continues. None has no
+    min_tokens: Annotated[int | None, FIXED] = None
+    """Thoughts of at least this many tokens may end; None continues every thought as often as is said above."""
+    max_tokens: Annotated[int | None, Within("[1, inf)"), Below("rollout.max_new_tokens")] = None
+    """Longest thought in tokens; a longer one is ended with </think>, and the turn continues. None has no
     limit."""
 
     @property
@@ -309,8 +357,6 @@ class WandbConfig:
     """Project of the run."""
     run_name: str
     """Name of the run, in every tracker."""
-    mode: Annotated[Literal["online", "offline"] | None, Needs("logger.trackers~wandb")] = None
-    """Send to the server, or keep for `wandb sync`; None takes WANDB_MODE, or online."""
 
 
 def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
@@ -335,18 +381,19 @@ class LoggerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig(OverlongFlags):
-    input_template: str | None = None
+    input_template: Annotated[str | None, ONE_TEMPLATE, PROMPT_COLUMN] = None
     """Text around a plain-text prompt, which replaces {}; the prompt then goes to the model without its chat
     template."""
-    apply_chat_template: bool = False
+    apply_chat_template: Annotated[
+        bool,
+        Needs(".output_key or model.pretrain_mode_enable=False|None", because="plain text is trained on as it is"),
+    ] = False
     """Apply the chat template to plain-text prompts, as a user turn; it always applies to messages."""
     max_len: Annotated[int, Within("[1, inf)")] = 2048
     """Longest sequence, in tokens: prompt, images and response together."""
     bad_rows: BadRows = "stop"
     """What to do with rows that cannot be used or encoded: stop the run and list them all, or continue without them,
     report their number and list them in left_out_rows.jsonl."""
-    dataloader_num_workers: Annotated[int, Within("[0, inf)")] = 0
-    """Processes that read and encode rows ahead of the training step; 0 does it between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,9 +458,6 @@ def supervised_help(examples: Mapping[str, str], *, rows: str, flags: tuple[str,
     return FirstHelp(examples=(first, second, third), flags=(*SUPERVISED_FLAGS, *flags))
 
 
-SpeculativeMethod = Literal["ngram", "suffix"]
-
-
 # vLLM's rejection sampler asserts it.
 MOST_TOKENS = 128
 
@@ -426,7 +470,6 @@ LOOKUP = (2, 5)
 class Speculation:
     """How an engine guesses tokens, which the model then verifies in one pass."""
 
-    method: SpeculativeMethod
     tokens: int
     """Maximum number of tokens guessed at a time."""
 
@@ -436,16 +479,13 @@ class SpeculationFlags:
     speculative_tokens: Annotated[int, Within(f"[0, {MOST_TOKENS}]")] = 0
     """Tokens that vLLM guesses ahead of each response from its prompt and previous tokens, and that the model verifies
     in one pass. The distribution of samples stays the same. 0 guesses none."""
-    speculative_method: Annotated[SpeculativeMethod, Needs(".speculative_tokens")] = "ngram"
-    """What tokens are guessed from: the last similar place in prompt and response (ngram), or also earlier responses
-    (suffix, arXiv:2411.04975), which needs the package arctic-inference."""
 
     @property
     def speculation(self) -> Speculation | None:
         """How tokens are guessed; None if they are not."""
         if not self.speculative_tokens:
             return None
-        return Speculation(method=self.speculative_method, tokens=self.speculative_tokens)
+        return Speculation(tokens=self.speculative_tokens)
 
 
 def check_least(config: DataclassInstance, *flags: str, least: int = 1, prefix: str = "--") -> None:
@@ -454,14 +494,6 @@ def check_least(config: DataclassInstance, *flags: str, least: int = 1, prefix: 
         value = dotted.get(config, flag)
         if isinstance(value, int | float) and value < least:
             raise UserError(f"{prefix}{flag} {value:g} must be at least {least}")
-
-
-def check_positive(config: DataclassInstance, *flags: str, prefix: str = "--") -> None:
-    """Raise UserError for the first of the flags, by dotted names, that is not above 0; None is open."""
-    for flag in flags:
-        value = dotted.get(config, flag)
-        if isinstance(value, int | float) and not value > 0:
-            raise UserError(f"{prefix}{flag} {value:g} must be above 0")
 
 
 def check_speculation(flags: SpeculationFlags, *, prefix: str = "", other_engine: str | None = None) -> None:
@@ -477,9 +509,4 @@ def check_speculation(flags: SpeculationFlags, *, prefix: str = "", other_engine
         raise UserError(
             f"--{prefix}speculative_tokens {flags.speculative_tokens} has vLLM guess tokens, and {other_engine} generates "
             "without it; leave it out"
-        )
-    if flags.speculative_method == "suffix" and find_spec("arctic_inference") is None:
-        raise UserError(
-            f"--{prefix}speculative_method suffix needs the package arctic-inference, which is not installed; run `pip "
-            f"install arctic-inference==0.1.1`, or take --{prefix}speculative_method ngram"
         )

@@ -7,6 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
+    ONE_TEMPLATE,
+    PROMPT_COLUMN,
+    REENTRANT,
     CheckpointConfig,
     DataConfig,
     DeepSpeedConfig,
@@ -37,7 +40,7 @@ class TrainedModelConfig:
     with the flag above."""
     gradient_checkpointing_reentrant: Annotated[bool, Needs(".gradient_checkpointing_enable=True|None")] = False
     """Use PyTorch's reentrant checkpointing."""
-    aux_loss_coef: Annotated[float, Within("[0, inf)")] = 0.0
+    aux_loss_coef: Annotated[float, Within("[0, inf)"), REENTRANT] = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
     freeze_visual_encoder: bool = False
     """Freeze the vision tower and its projector and train only the language model."""
@@ -69,6 +72,8 @@ class SupervisedDataConfig(SequenceConfig, RowReadingConfig):
     """Share of each dataset, separated by commas."""
     dataset_split: str = "train"
     """Split of the dataset."""
+    dataloader_num_workers: Annotated[int, Within("[0, inf)")] = 0
+    """Processes that read and encode rows ahead of the training step; 0 does it between steps."""
     keep_order: bool = False
     """Take rows in the order of the files, for example easy ones first, instead of shuffling them every epoch."""
     max_samples: Annotated[int, Within("[1, inf)")] = 1_000_000
@@ -118,16 +123,23 @@ class SFTTrainConfig(SupervisedTrainConfig):
 class SFTDataConfig(SupervisedDataConfig, DataConfig):
     output_key: str | None = None
     """Column with the response to input_key, text or messages; None takes the response from the messages."""
-    multiturn: bool = True
+    multiturn: Annotated[
+        bool, Needs("model.pretrain_mode_enable=False", when="False", because="it trains on every token")
+    ] = True
     """Train on every assistant turn; --data.no_multiturn trains on the last one only."""
-    input_template: str | None = "User: {}\nAssistant: "
+    input_template: Annotated[str | None, ONE_TEMPLATE, PROMPT_COLUMN] = "User: {}\nAssistant: "
     """Text around a plain-text prompt, which replaces {}; the prompt then goes to the model without its chat
     template."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SFTEvalConfig(EvalConfig):
-    reward: Annotated[str | None, Needs(".dataset")] = None
+    reward: Annotated[
+        str | None,
+        Needs(".dataset"),
+        Needs("ds.zero_stage!=3", because="no rank has the whole model to generate answers with"),
+        Needs("ds.tensor_parallel_size=1", because="no rank has the whole model to generate answers with"),
+    ] = None
     """Verifier (`math`, `list:unordered`), function (FILE.py:NAME) or list, whose first part decides, that also judges a
     greedy answer to every row, with ZeRO below stage 3.
 
@@ -202,7 +214,13 @@ class TeacherConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentRolloutConfig:
-    on_policy_share: Annotated[float, Within("[0, 1]")] = 0.0
+    on_policy_share: Annotated[
+        float,
+        Within("[0, 1]"),
+        Needs("ds.ulysses_size=1", because="ranks that share sequences would each sample others"),
+        Needs("data.dataloader_num_workers=0", because="there are no rows to encode ahead"),
+        Needs("model.pretrain_mode_enable=False", because="there are no prompts to answer"),
+    ] = 0.0
     """Share of updates that train on the student's own responses to the rows' prompts (GKD's lambda); 0 is none."""
     max_new_tokens: Annotated[int, Within("[1, inf)")] = 1024
     """Longest of these responses in tokens, limited by the room that the prompt leaves in data.max_len."""

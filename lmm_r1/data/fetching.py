@@ -233,7 +233,7 @@ def _check_address(address: Address, *, host: str) -> None:
     if not media_limits().allow_private_urls and not is_public(address):
         raise RefusedURL(
             f"{host} is at {address}, which is this machine or a private network; allow such addresses with "
-            "the flag allow_private_urls or LMM_R1_ALLOW_PRIVATE_URLS=1, or keep the image as a file"
+            "LMM_R1_ALLOW_PRIVATE_URLS=1, or keep the image as a file"
         )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from lmm_r1.errors import UserError
 
 MEGAPIXELS = 64.0
 """The largest image that is decoded if no flag says otherwise; 8,000 x 8,000 pixels need 190 MB in RGB."""
@@ -44,9 +47,16 @@ class MediaLimits:
 
 
 def media_limits() -> MediaLimits:
-    """Return the limits of this process."""
+    """Return the limits of this process; raises UserError for a number of megapixels that is none."""
+    given = os.environ.get(_MOST_MEGAPIXELS) or MEGAPIXELS
+    try:
+        megapixels = float(given)
+    except ValueError:
+        megapixels = math.nan
+    if not 0 < megapixels < math.inf:
+        raise UserError(f"{_MOST_MEGAPIXELS}={given} must be a number above 0; correct or unset it")
     return MediaLimits(
-        max_megapixels=float(os.environ.get(_MOST_MEGAPIXELS) or MEGAPIXELS),
+        max_megapixels=megapixels,
         allow_private_urls=os.environ.get(_PRIVATE_URLS) == "1",
     )
 

@@ -142,7 +142,7 @@ def open_image(file: IO[bytes]) -> Image.Image:
     if image.width * image.height > limits.max_pixels:
         raise ValueError(
             f"it has {image.width}x{image.height} pixels, more than the {limits.max_megapixels:g} megapixels that are "
-            "decoded at most (max_image_megapixels)"
+            "decoded at most (LMM_R1_MAX_IMAGE_MEGAPIXELS)"
         )
     return image
 

@@ -24,10 +24,9 @@ def speculative_arguments(speculation: Speculation | None) -> dict[str, object]:
     """Return what of vLLM's `EngineArgs` says how tokens are guessed; nothing where they are not."""
     if speculation is None:
         return {}
-    config = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
-    if speculation.method == "ngram":
-        config["prompt_lookup_min"], config["prompt_lookup_max"] = LOOKUP
-    return {"speculative_config": config}
+    shortest, longest = LOOKUP
+    config = {"method": "ngram", "num_speculative_tokens": speculation.tokens}
+    return {"speculative_config": config | {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -455,7 +455,7 @@ class EpisodeRollout(GroupRollout):
         if not ids or not set(self.codec.banned_token_ids).isdisjoint(ids):
             raise UserError(
                 f"budget forcing appends {text!r} to thoughts, which holds {'a media token' if ids else 'no token'}; give "
-                "--agent.thought.end and --agent.thought.continue_with as plain text"
+                "the texts of its ThoughtConfig as plain text"
             )
         return ids
 

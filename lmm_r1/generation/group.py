@@ -295,7 +295,7 @@ class GroupRollout:
             scores = await source.rewards([self._given(sample, prompt, settings) for sample in samples])
         except UserError as error:
             raised = isinstance(error, FunctionFailed)
-            advice = "; correct it, with the whole traceback by --logger.worker_logs" if raised else ""
+            advice = "; correct it, with the whole traceback by LMM_R1_VERBOSE=1" if raised else ""
             raise UserError(f"{_placed(error, row)}{advice}") from error
         for score in scores:
             _check_finite(score, row)
@@ -348,7 +348,7 @@ def check_whole(request: Request, row: Row) -> None:
         count = len(request.responses)
         raise BrokenOff(
             f"{row.location}: the engine gave {count - broken.total()} of {count} responses whole ({ends}), and a group "
-            "is not learnt from in part; look at the engine's output with --logger.worker_logs"
+            "is not learnt from in part; look at the engine's output with LMM_R1_VERBOSE=1"
         )
 
 

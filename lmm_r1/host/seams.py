@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -61,11 +63,6 @@ PATCHES: tuple[Replacement, ...] = (
         reason="Ray replaces 127.0.0.1 by an address that other machines reach",
     ),
     Replacement(
-        upstream="tqdm.std:tqdm.__init__",
-        ours="lmm_r1.quiet:prepare_process",
-        reason="progress bars of transformers and vLLM that no setting turns off",
-    ),
-    Replacement(
         upstream="deepspeed.runtime.zero:Init",
         ours="lmm_r1.host.models:weights_alone_cast",
         reason="DeepSpeed rounds the buffers of a model that is loaded into ZeRO-3 shards",
@@ -89,7 +86,12 @@ PATCHES: tuple[Replacement, ...] = (
 
 
 def prepare_training() -> None:
-    """Let DeepSpeed's processes on CPUs talk over gloo: it would compile a collective of its own on first use (40 s)."""
+    """Let DeepSpeed's processes on CPUs talk over gloo: it would compile a collective of its own on first use (40 s).
+
+    At the end of a process it writes timings of inference kernels, which nothing here uses; a full disk would fail it.
+    """
+    if tables := sys.modules.get("deepspeed.ops.transformer.inference.triton.matmul_ext"):
+        atexit.unregister(tables.matmul_ext_update_autotune_table)
     if not cpu.own_cuda():
         # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
         importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
@@ -100,7 +102,9 @@ def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     settings = dataclasses.asdict(unplanned(config))
     for flag, known in only_defaults(dotted.leaf_types(type(config))).items():
         *groups, name = flag.split(".")
-        functools.reduce(dict.__getitem__, groups, settings)[name] = known.value
+        functools.reduce(lambda node, group: node.setdefault(group, {}), groups, settings).setdefault(
+            name, known.value
+        )
     args = _namespace(settings)
     # peft knows the one word as a shorthand; in a list it would be the name of a module.
     if args.ds.lora.target_modules == ("all-linear",):

@@ -6,7 +6,7 @@ import importlib
 import re
 from typing import TYPE_CHECKING
 
-from lmm_r1 import cpu, quiet
+from lmm_r1 import cpu
 from lmm_r1.lmm_kits.registry import given_kits
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
 
 
 def register() -> None:
-    """Register the classes with vLLM and transformers, and prepare the process like our others; may be called again."""
+    """Register the classes with vLLM and transformers; may be called again."""
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
-    quiet.prepare_process()
     cpu.prepare_engine()
     for module in AUTO_CLASS_MODULES:
         importlib.import_module(module).register_auto_classes()

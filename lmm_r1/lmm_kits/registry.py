@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lmm_r1 import hub
+from lmm_r1 import cpu, hub
 from lmm_r1.cluster.worker_processes import KIT_VARIABLE
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
@@ -67,6 +67,7 @@ def get_kit(model_type: str) -> LmmKit:
 
 @functools.cache
 def _made(path: str) -> LmmKit:
+    cpu.prepare()
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)()
 
@@ -90,6 +91,7 @@ def _given(file: str) -> LmmKit:
 
 @functools.cache
 def _of_code(file: str) -> LmmKit:
+    cpu.prepare()
     kit = load_user_function(file, default="Kit", flag=KIT_FLAG)()
     if not isinstance(kit, LmmKit):
         raise UserError(f"{KIT_FLAG} {file}: {type(kit).__name__} is no LmmKit; subclass lmm_r1.lmm_kits.LmmKit")

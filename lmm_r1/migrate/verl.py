@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from lmm_r1.config.model_checks import CONSTANT
+from lmm_r1.config.ppo import CONSTANT
 from lmm_r1.migrate.easyr1 import EASYR1, KL_ESTIMATORS, LOSS_MEANS, kl_estimator, most_batches
 from lmm_r1.migrate.table import (
     Flag,

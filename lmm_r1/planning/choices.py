@@ -15,8 +15,8 @@ from rich.console import Console
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, model_path, unplanned
+from lmm_r1.config.declared import has_effect
 from lmm_r1.config.hardware import shared_counts
-from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.data.images import image_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
@@ -87,7 +87,7 @@ def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Confi
     """Return the settings with reference passes during generation, if these take little memory from other uses."""
     if not isinstance(config, PPOConfig) or config.ref.during_generation is not None or plan.machine.gpu_bytes is None:
         return config, plan
-    if why_not_during_generation(config) is None:
+    if has_effect("ref.during_generation", config):
         ahead = dotted.replace(config, {"ref.during_generation": True})
         found = replan(ahead)
         before, after = plan.engine_share or 0.0, found.engine_share or 0.0

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.hardware import MOST_PROMPTS, MOST_SAMPLES
-from lmm_r1.config.model_checks import EIGHT_BIT
 from lmm_r1.config.ppo import AHEAD_TOKENS, MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS, PlacedModel
 from lmm_r1.config.resolve import UNPLANNED
-from lmm_r1.config.shared import OptimizerConfig
+from lmm_r1.config.shared import EIGHT_BIT, OptimizerConfig
 from lmm_r1.generation.media_store import compact
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.models.loading import Role, rl_settings

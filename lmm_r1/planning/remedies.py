@@ -9,7 +9,7 @@ from typing import TypeVar
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.declared import has_effect
-from lmm_r1.config.model_checks import EIGHT_BIT, check_adapters
+from lmm_r1.config.shared import EIGHT_BIT
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.planning.pass_memory import Unpredictable
 from lmm_r1.planning.plan import Plan, gib, summary
@@ -116,8 +116,9 @@ def fitting_remedies(
 
     def missing(remedies: Sequence[Remedy]) -> int | None:
         changed = dotted.replace(config, settings_of(remedies))
+        if changed.ds.load_in_4bit and not has_effect("ds.load_in_4bit", changed):
+            return None
         try:
-            check_adapters(changed.ds)
             return replan(changed).shortage
         except (UserError, Unpredictable):
             # The flags exclude each other, for example.

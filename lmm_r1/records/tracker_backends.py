@@ -115,7 +115,6 @@ def _open_wandb(session: Session) -> Tracker:
         name=settings.run_name,
         id=session.earlier or secrets.token_hex(4),
         resume="allow",
-        mode=settings.mode,
         dir=str(session.folder),
         config=dict(session.settings),
         # A resumed run may have other flags than before.

@@ -456,7 +456,7 @@ def _watch(over: threading.Event, growing: Sequence[Any], rows: Sequence[Row], a
             more = f" and {len(waiting) - _ROWS_NAMED} more" if len(waiting) > _ROWS_NAMED else ""
             logger.warning(
                 "no group has come for %g s, and %d of %d are awaited (%s%s): if the responses are not that long, look "
-                "at what gives rewards, and at the engines with --logger.worker_logs",
+                "at what gives rewards, and at the engines with LMM_R1_VERBOSE=1",
                 after_s,
                 len(waiting),
                 len(refs),

@@ -104,7 +104,6 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
                 named="evaluation",
             )
         ],
-        "reproduce": [Case(argv=("quickstart", "--output", "out"), named="first/rows/train")],
         "report": [Case(argv=(str(folder / "run"), "--output", "report.html"), named="report.html")],
         "check_data": [Case(argv=(rows, "--output", "found.json"), named="found.json")],
         "prepare_data": [

@@ -20,7 +20,7 @@ import pytest
 from helpers.tables import table
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import given_flags, parse
+from lmm_r1.cli.arguments import parse, read_arguments
 from lmm_r1.config import (
     DIFFERENCES,
     ONLY_DEFAULTS,
@@ -127,14 +127,15 @@ def test_every_flag_takes_what_openrlhfs_takes(command):
         elif action.nargs in ("+", "*"):
             assert typing.get_args(hint) == (action.type, Ellipsis), flag
         else:
-            assert action.type in (hint, *typing.get_args(hint)), flag
+            kinds = {type(kind) if isinstance(kind, str) else kind for kind in (hint, *typing.get_args(hint))}
+            assert action.type in kinds, flag
 
 
 def told(command: str, line: str) -> str | None:
     """What a run with this command line says of its defaults."""
     argv = line.split()
     config = resolve(parse(COMMANDS[command], argv, prog=command, description=""))
-    return differences_line(command, config, given=given_flags(COMMANDS[command], argv, prog=command))
+    return differences_line(command, config, given=read_arguments(COMMANDS[command], argv, lister=command))
 
 
 SHORTEST = {

@@ -80,9 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     policy.model.save_pretrained(original)
     with running_engine(KIT, original, max_images=2) as engine:
         without, steps = greedy(engine, prompts, banned=banned)
-    with running_engine(
-        KIT, original, max_images=2, speculation=Speculation(method="ngram", tokens=GUESSED)
-    ) as engine:
+    with running_engine(KIT, original, max_images=2, speculation=Speculation(tokens=GUESSED)) as engine:
         yield Run(
             folder=folder,
             policy=policy,

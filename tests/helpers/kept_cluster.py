@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 import ray
+from helpers.processes import forking_python
 from ray.cluster_utils import Cluster
 
+from lmm_r1 import cpu
 from lmm_r1.cluster.nodes import patiently
 
 # Of a run's settings, those of the cluster.
@@ -40,14 +42,16 @@ def kept_clusters() -> Iterator[None]:
     started = ray.init
 
     def joined(**settings: Any) -> Any:
-        if settings.get("address") != "local" or "py_executable" not in settings.get("runtime_env", ()):
+        ours = "worker_process_setup_hook" in settings.get("runtime_env", ())
+        # A fork cannot go on with a GPU.
+        if settings.get("address") != "local" or not ours or cpu.has_cuda():
             return started(**settings)
         kept = _cluster(tuple(settings.pop(name, None) for name in SIZES))
         runtime = dict(settings.pop("runtime_env"))
         changed = {name: value for name, value in os.environ.items() if kept.environment.get(name) != value}
         # Of a cluster of their own, workers would have this process's environment and folder.
         runtime = {
-            "py_executable": f"env -C {shlex.quote(os.getcwd())} {runtime.pop('py_executable')}",
+            "py_executable": f"env -C {shlex.quote(os.getcwd())} {forking_python()}",
             "env_vars": {**changed, **runtime.pop("env_vars", {})},
             **runtime,
         }

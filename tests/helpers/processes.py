@@ -10,6 +10,8 @@ took a fifth of the unit tests' time. An engine of vLLM freezes what it holds an
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import os
 import runpy
@@ -18,6 +20,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -44,20 +47,30 @@ def _leave() -> None:
 CLIENT = "LMM_R1_TEST_CLIENT"
 
 
+@functools.cache
+def forking_python() -> str:
+    """Return the command that Ray starts workers with instead of Python: each is a fork of a warm process."""
+    from helpers import fork_server
+
+    from lmm_r1.cluster.worker_processes import run_environment
+
+    folder = tempfile.TemporaryDirectory(prefix="lmm_r1_forks_")
+    atexit.register(folder.cleanup)
+    return fork_server.start(Path(folder.name), run_environment())
+
+
+@functools.cache
 def warm_python() -> str:
     """The path of an executable that takes what Python does; commands, helpers and files of code are forks."""
-    from lmm_r1.cluster.worker_processes import fork_server, run_environment
-
-    server = fork_server(run_environment())
-    executable = server.folder / "python"
-    if not executable.exists():
-        fork = f"export {CLIENT}=$$; exec {server.python} {shlex.quote(__file__)}"
-        executable.write_text(
-            '#!/bin/sh\ncase "$1 $2" in\n'
-            f'"-m lmm_r1."* | "-m helpers."* | *.py" "*) {fork} "$@" ;;\n'
-            f'*) exec {shlex.quote(sys.executable)} "$@" ;;\nesac\n'
-        )
-        executable.chmod(0o755)
+    python = forking_python()
+    executable = Path(shlex.split(python)[-1]).with_name("python")
+    fork = f"export {CLIENT}=$$; exec {python} {shlex.quote(__file__)}"
+    executable.write_text(
+        '#!/bin/sh\ncase "$1 $2" in\n'
+        f'"-m lmm_r1."* | "-m helpers."* | *.py" "*) {fork} "$@" ;;\n'
+        f'*) exec {shlex.quote(sys.executable)} "$@" ;;\nesac\n'
+    )
+    executable.chmod(0o755)
     return str(executable)
 
 

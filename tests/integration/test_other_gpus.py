@@ -26,7 +26,7 @@ SESSIONS: list[tuple[int, str, int]] = [
     (1, "--ds.zero_stage 2 --train.micro_batch_size 4", 0),
     (2, "--ds.zero_stage 3 --train.micro_batch_size 1 --model.gradient_checkpointing_enable", 2),
     (1, "--ds.zero_stage 1 --train.micro_batch_size 2 --ds.adam_offload", 4),
-    (2, "--ds.zero_stage 2 --train.micro_batch_size 2 --ds.use_universal_ckpt", 4),
+    (2, "--ds.zero_stage 2 --train.micro_batch_size 2", 4),
 ]
 
 

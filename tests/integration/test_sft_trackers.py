@@ -32,7 +32,7 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
         "ckpt.output_dir": folder / "run",
         "ckpt.save_steps": 2,
     }
-    settings |= {"logger.wandb.mode": "offline"} if "wandb" in TRACKERS else {}
+    monkeypatch.setenv("WANDB_MODE", "offline")
     train_sft.main([*flags(settings), "--logger.trackers", *TRACKERS])
 
 

@@ -1,9 +1,6 @@
 """What a machine without CUDA needs; `is_available` is set in both directions, so that it holds on any machine."""
 
-import importlib.util
 import os
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -143,38 +140,6 @@ def test_a_driver_follows_its_workers_in_what_they_do_and_not_in_what_it_does_it
     finally:
         cpu.follow_workers(None)
     assert not cpu.has_cuda()
-
-
-@pytest.mark.parametrize(("library", "there"), [(b"built for CUDA", False), (None, True)])
-def test_a_package_whose_library_needs_cuda_counts_as_absent_where_there_is_none(
-    library, there, tmp_path, monkeypatch
-):
-    """vLLM for CPUs requires torchaudio, and PyPI's is built for CUDA: transformers fails when it looks for it."""
-    package = tmp_path / "torchaudio"
-    (package / "lib").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    if library is not None:
-        (package / "lib" / "_torchaudio.abi3.so").write_bytes(library)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torchaudio", raising=False)
-    cpu.hide_unusable()
-    cpu.hide_unusable()
-    assert (importlib.util.find_spec("torchaudio") is not None) == there
-    sys.modules.pop("torchaudio", None)
-
-
-def test_transformers_that_looked_before_torch_was_there_looks_again(tmp_path):
-    package = tmp_path / "torchaudio"
-    (package / "lib").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')\n")
-    (package / "lib" / "_torchaudio.abi3.so").write_bytes(b"no library")
-    asks = (
-        "import sys, transformers.utils as utils; assert utils.is_torchaudio_available(); assert 'torch' not in sys.modules; "
-        "from lmm_r1 import cpu; cpu.hide_unusable(); assert not utils.is_torchaudio_available(); "
-        "import transformers.audio_utils"
-    )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    subprocess.run([sys.executable, "-c", asks], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.usefixtures("without_cuda")

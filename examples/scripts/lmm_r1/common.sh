@@ -6,7 +6,7 @@
 : "${PYTHON:=python}"
 : "${NUM_GPUS:=}"
 : "${DRY_RUN:=0}"
-# PyTorch's launcher imports torch before it imports anything of lmm_r1, whose quiet.py keeps this off the terminal elsewhere.
+# PyTorch's launcher imports torch before it imports anything of lmm_r1, which hides this warning elsewhere.
 export PYTHONWARNINGS="${PYTHONWARNINGS:+$PYTHONWARNINGS,}ignore:The pynvml package is deprecated:FutureWarning"
 SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=examples/scripts/lmm_r1/reward_service.sh

@@ -1,4 +1,4 @@
-"""`lmm-r1 reproduce`: what it runs, what it reads afterwards, and what it says of it."""
+"""`examples/reproduce.py`: what it runs, what it reads afterwards, and what it says of it."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import yaml
 from helpers.tables import ROOT
 from PIL import Image
 
-from lmm_r1.cli import make_task, reproduce
+from examples import reproduce
+from lmm_r1.cli import make_task
 
 SCRIPT = """
 [[ -d $ROOT/rows ]] || cp -r "$ROWS" "$ROOT/rows"

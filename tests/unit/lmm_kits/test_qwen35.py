@@ -123,7 +123,7 @@ def test_in_bfloat16_vllms_kernel_and_ours_agree_with_the_trainer(tiny_checkpoin
 def test_guessed_tokens_are_refused_where_the_kernel_is_not_vllms(tiny_checkpoint):
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    guessing = Speculation(method="ngram", tokens=2)
+    guessing = Speculation(tokens=2)
     try:
         with pytest.raises(UserError, match="--vllm.speculative_tokens: on CPUs, linear attention layers"):
             off(DENSE, tiny_checkpoint("qwen3_5"), speculation=guessing)

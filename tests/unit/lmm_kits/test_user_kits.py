@@ -55,8 +55,7 @@ def test_a_file_serves_its_architecture_and_may_replace_a_kit_of_the_project(fil
     assert given_files() == [f"{file}:Other", f"{file}?closes=!"]
 
 
-def test_workers_load_the_file_again(file, monkeypatch, tmp_path):
-    monkeypatch.setattr("lmm_r1.cluster.worker_processes._are_forked", lambda: False)
+def test_workers_load_the_file_again(file, tmp_path):
     kit = register_kit("mine.py?closes=!")
     environment = worker_runtime({})["env_vars"]
     assert environment == {KIT_VARIABLE: f"{file}?closes=!"}

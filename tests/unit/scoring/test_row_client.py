@@ -9,8 +9,6 @@ import pytest
 from aiohttp import web
 from helpers.conversations import message, picture, row
 
-from lmm_r1.config import PPOConfig
-from lmm_r1.config.checks import _check_reward_source
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
@@ -90,14 +88,3 @@ def test_a_column_that_json_has_no_form_for_is_told_before_anything_is_sent(valu
     ):
         RowClient(client, fields=("columns",)).check_rows(rows)
     RowClient(client, fields=("step", "images")).check_rows(rows)
-
-
-def test_flags_that_the_source_of_rewards_has_no_use_for_are_refused_by_name():
-    for settings, said in (
-        ({"model_name_or_path": "m", "request_fields": ("step",)}, "--reward.request_fields step is for requests"),
-        ({"remote_url": "rewards.py", "timeout_s": 5.0}, "--reward.timeout_s 5 .*rewards.py.* is --reward.deadline_s"),
-    ):
-        with pytest.raises(UserError, match=said):
-            _check_reward_source(PPOConfig(reward=RewardConfig(**settings)))
-    _check_reward_source(PPOConfig(reward=RewardConfig(remote_url="rewards.py", deadline_s=5.0)))
-    _check_reward_source(PPOConfig(reward=RewardConfig(remote_url=ADDRESS, request_fields=("images",), timeout_s=5.0)))

@@ -25,11 +25,12 @@ def installed(library: str) -> pytest.MarkDecorator:
 def opened(name: str, folder: Path, *, resumed: bool) -> Trackers:
     flags = {
         "logger.trackers": (name,),
-        "logger.wandb.mode": "offline",
         "logger.wandb.key": "0" * 40,
         "logger.wandb.run_name": "tried",
     }
-    return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder, resumed=resumed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder, resumed=resumed)
 
 
 def samples(folder: Path, step: int) -> Sequence[Generation]:
@@ -125,16 +126,17 @@ def test_wandb_has_the_steps_of_both_sessions_in_one_run(tmp_path):
 
 
 @installed("wandb")
-def test_wandb_is_told_team_project_group_name_and_mode(tmp_path, monkeypatch):
+def test_wandb_is_told_team_project_group_and_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     told: dict[str, object] = {}
     run = SimpleNamespace(id="1", define_metric=lambda *names, **given: None, finish=lambda **given: None)
     monkeypatch.setattr("wandb.init", lambda **given: told.update(given) or run)
     shared = {"logger.trackers": ("wandb",), "logger.wandb.project": "ours", "logger.wandb.group": "both"}
-    for flags in ({"org": "us", "mode": "offline", "run_name": "first"}, {"key": "hush"}):
+    for flags in ({"org": "us", "run_name": "first"}, {"key": "hush"}):
         given = shared | {f"logger.wandb.{name}": value for name, value in flags.items()}
         open_trackers(dotted.replace(SFTConfig(), given), folder=tmp_path, resumed=False).close(failed=False)
         if "org" in flags:
-            wanted = {"entity": "us", "group": "both", "name": "first", "mode": "offline", "settings": None}
+            wanted = {"entity": "us", "group": "both", "name": "first", "settings": None}
             assert wanted.items() <= told.items()
     assert (told["project"], told["settings"].api_key) == ("ours", "hush")
 

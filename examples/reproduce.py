@@ -1,4 +1,4 @@
-"""`lmm-r1 reproduce NAME`: run a recipe from its band file and say which figures are inside their bands."""
+"""`python examples/reproduce.py NAME`: run a recipe from its band file and say which figures are inside their bands."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rich.box
-import tyro
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
+from lmm_r1.config.declared import Positional
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import read_json_object, write_json_object
 
-PROG = "lmm-r1 reproduce"
+PROG = "examples/reproduce.py"
 DESCRIPTION = (
     "Run a recipe of this repository and compare its rows and figures with its band file. Without NAME, list the recipes. "
     "The exit code is 1 if rows differ or a figure lies outside its band. The same command resumes a run that was stopped."
 )
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[1]
 BANDS = CHECKOUT / "examples/bands"
 
 
@@ -34,15 +34,12 @@ BANDS = CHECKOUT / "examples/bands"
 class ReproduceConfig:
     """The recipe and where its runs go."""
 
-    name: tyro.conf.Positional[str | None] = None
+    name: Positional[str | None] = None
     """Name of a band file, without `.yaml`."""
     output: Path | None = None
     """Folder of the runs, one per seed; by default runs/reproduce/NAME."""
     seeds: tuple[int, ...] = ()
     """Seeds to run; by default all of the band file."""
-
-
-CONFIG = ReproduceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +129,6 @@ def reproduce(name: str, *, output: Path, seeds: Sequence[int] = ()) -> bool:
 
 def read_band(name: str) -> Band:
     """Return the band file of a recipe; raises UserError if there is none."""
-    if not BANDS.is_dir():
-        raise UserError("reproduce needs the scripts of the repository; run it in a checkout after `make install`")
     file = BANDS / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"no recipe {name}; there are {', '.join(names())}")
