@@ -66,6 +66,8 @@ MAPPED_FROM = 2**17
 _M_MMAP_THRESHOLD = -3
 # That this process may work on, before it keeps to some of them.
 _cores: list[int] | None = None
+# On PYTHONPATH it lets `import torch` call `prepare`, as an entry point of the group `torch.backends`.
+_FOR_CHILDREN = str(Path(__file__).parent / "cpu_operators")
 # Libraries of operators: what they declare lives as long as these objects.
 _declared: list[object] = []
 # What `choose_waiting` has measured.
@@ -112,7 +114,8 @@ def prepare() -> None:
     """Make torchvision importable where its library is built for CUDA and torch is not; may be called again.
 
     PyPI's torchvision is built for CUDA. Next to a CPU build of torch its library does not load, and `import torchvision`
-    fails because an operator is not declared. Called before transformers or vLLM is imported.
+    fails because an operator is not declared. Called before transformers or vLLM is imported. Processes that this one
+    starts, as vLLM's engine, call it when they import torch.
     """
     import torch
 
@@ -126,6 +129,11 @@ def prepare() -> None:
     operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _declared.append(operators)
+    if _FOR_CHILDREN not in sys.path:
+        inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*inherited, _FOR_CHILDREN)))
+        # multiprocessing gives spawned processes this path instead.
+        sys.path.append(_FOR_CHILDREN)
 
 
 def _loads(library: Path) -> bool:

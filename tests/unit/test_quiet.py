@@ -14,9 +14,8 @@ from transformers.utils import logging as transformers_logging
 from lmm_r1 import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
-# As in an environment where the project is installed: without the tests' own entry point.
 ALONE = {name: value for name, value in os.environ.items() if name not in ("PYTHONWARNINGS", "DS_ACCELERATOR")}
-ALONE |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(ROOT)}
+ALONE |= {"PYTHONPATH": str(ROOT)}
 
 
 def said(code: str, *flags: str) -> str:
@@ -32,6 +31,26 @@ def test_nothing_of_ours_runs_where_another_program_imports_torch():
     assert entries == {"vllm.general_plugins": {"lmm_r1": "lmm_r1.lmm_kits.engine_plugin:register"}}
     loaded = "import sys, torch; print([name for name in sys.modules if name.startswith(('lmm_r1', 'remote_rm'))])"
     assert said(loaded, "-W", "ignore") == "[]\n"
+
+
+def test_processes_that_a_prepared_one_starts_can_load_models_beside_a_torchvision_for_cuda(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import importlib, multiprocessing, subprocess, sys
+
+if __name__ == "__main__":
+    from lmm_r1 import cpu
+
+    cpu.prepare()
+    print(subprocess.run([sys.executable, "-c", "import torch, transformers.image_utils"]).returncode, flush=True)
+    spawn = multiprocessing.get_context("spawn")
+    child = spawn.Process(target=importlib.import_module, args=["transformers.image_utils"])
+    child.start()
+    child.join()
+    print(child.exitcode)
+""")
+    ran = subprocess.run([sys.executable, "-W", "ignore", program], capture_output=True, text=True, env=ALONE)
+    assert ran.stdout == "0\n0\n", ran.stderr
 
 
 def test_importing_the_package_changes_nothing():
