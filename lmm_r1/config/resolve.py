@@ -292,6 +292,8 @@ _FREE = (
     ".num_gpus_per_node",
     ".num_nodes",
     ".offload",
+    # The range that it stands for is compared.
+    "actor.eps_clip",
     "algo.mismatch_limit",
     "ckpt.",
     "critic.save_value_network",

@@ -61,6 +61,9 @@ def test_a_number_that_an_earlier_version_wrote_without_effect_makes_no_other_ru
     ]
     assert {"ds.lora.alpha", "critic.adam.lr"} <= earlier.keys()
     assert now == {flag: earlier[flag] for flag in now}
+    # It wrote 0.2 where none was given; the range is the same.
+    assert settings_of_the_run(rl(actor__eps_clip=0.2)) == now
+    assert settings_of_the_run(rl(actor__eps_clip=0.3)) != now
 
 
 @pytest.mark.parametrize(
