@@ -6,18 +6,13 @@ package changes nothing. What OpenRLHF and DeepSpeed need is in `host.seams`.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import logging
 import os
 import sys
-import threading
 import time
-import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import quiet
 from lmm_r1.errors import UserError
@@ -25,8 +20,6 @@ from remote_rm.redaction import hide_in_logs
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 _ENGINE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
@@ -50,7 +43,7 @@ _ENVIRONMENT = {
     "GOMP_SPINCOUNT": "300000",
 }
 _POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-# What of the cores a process gets that has none of them to share with others, at least.
+# What a thread gets of a core that it does not share with others, at least.
 _FREE_SHARE = 0.85
 _MEASURED_SECONDS = 0.02
 # What a run's driver found out, for its workers: Ray starts them before it assigns GPUs, and who asks CUDA then has all
@@ -60,54 +53,26 @@ BACKEND = "LMM_R1_BACKEND"
 _BACKENDS = {"cuda": True, "gpu": True, "cpu": False}
 # In the driver of a run that joins a Ray cluster, whether the workers' models are on GPUs; None: as in this process.
 _workers_have_cuda: bool | None = None
-# glibc keeps what is freed between blocks that are not, of a training's tensors half as much again. Blocks from this size
-# on, in bytes, are the system's, which has them back at once.
-MAPPED_FROM = 2**17
-_M_MMAP_THRESHOLD = -3
-# That this process may work on, before it keeps to some of them.
-_cores: list[int] | None = None
 # On PYTHONPATH it lets `import torch` call `prepare`, as an entry point of the group `torch.backends`.
 _FOR_CHILDREN = str(Path(__file__).parent / "cpu_operators")
 # Libraries of operators: what they declare lives as long as these objects.
 _declared: list[object] = []
-# What `choose_waiting` has measured.
-_share: float | None = None
-_BLOCK = bytes(2**17)
 
 
 def choose_waiting() -> None:
-    """Choose how the threads that share a PyTorch operator wait for one another, by what of the cores is free just now.
+    """Let the threads that share a PyTorch operator sleep at once while they wait, if others use the cores just now.
 
-    Before torch is loaded, and only what the user has not. On free cores they stay awake for about a millisecond, until the
-    next operator has come (`benchmarks/rl_step.py`). Where others use the cores they sleep at once: awake, one keeps the core that another,
-    which it waits for, would need.
+    Before torch is loaded, and only if the user has not chosen. On free cores they stay awake for about a millisecond,
+    until the next operator. Where others use the cores, an awake one keeps the core that another one needs.
     """
-    global _share
     alone = "1" in (os.environ.get("OMP_NUM_THREADS"), _ENVIRONMENT["OMP_NUM_THREADS"])
     if alone or _POLICY in os.environ or _SPINS in os.environ:
         return
-    _share = free_share()
-    os.environ[_SPINS] = _ENVIRONMENT[_SPINS] if _share >= _FREE_SHARE else "0"
-
-
-def free_share(seconds: float = _MEASURED_SECONDS) -> float:
-    """Return what one busy thread per core gets of the cores for so long, from 0 to 1."""
-    cores = len(os.sched_getaffinity(0))
-    begin = time.perf_counter()
-    used: list[float] = []
-
-    def work() -> None:
-        while time.perf_counter() < begin + seconds:
-            # Python's lock is open meanwhile.
-            zlib.crc32(_BLOCK)
-        used.append(time.thread_time())
-
-    threads = [threading.Thread(target=work) for _ in range(cores)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(used) / (cores * (time.perf_counter() - begin))
+    began, used = time.perf_counter(), time.thread_time()
+    while time.perf_counter() < began + _MEASURED_SECONDS:
+        pass
+    share = (time.thread_time() - used) / (time.perf_counter() - began)
+    os.environ[_SPINS] = _ENVIRONMENT[_SPINS] if share >= _FREE_SHARE else "0"
 
 
 def prepare() -> None:
@@ -199,10 +164,6 @@ def prepare_process() -> None:
     if not own_cuda():
         for name, value in _environment().items():
             os.environ.setdefault(name, value)
-        if quiet.is_verbose() and _share is not None and _share < _FREE_SHARE and os.environ.get("RANK", "0") == "0":
-            logger.warning(
-                "CPU is shared (%.0f %% available): threads sleep instead of spinning (GOMP_SPINCOUNT=0)", 100 * _share
-            )
     prepare_worker()
     quiet.hide_bars()
 
@@ -224,38 +185,6 @@ def device() -> torch.device:
     import torch
 
     return torch.device("cuda", torch.cuda.current_device()) if own_cuda() else torch.device("cpu")
-
-
-def take_cores(side: Literal["engines", "models"]) -> None:
-    """Let this process keep to its side's half of the cores, where engines and models work at the same time.
-
-    Each would else have as many threads as there are cores, and these would wait for one another. Threads that are started
-    later are bound alike. The larger half is the models'; one core is shared. May be called again.
-    """
-    if own_cuda():
-        return
-    import torch
-
-    global _cores
-    cores = _cores = _cores or sorted(os.sched_getaffinity(0))
-    own = cores if len(cores) == 1 else cores[: len(cores) // 2] if side == "engines" else cores[len(cores) // 2 :]
-    for thread in os.listdir("/proc/self/task"):
-        # One may have ended since.
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread), own)
-    torch.set_num_threads(min(len(own), torch.get_num_threads()))
-    # Of processes that this one starts, as an engine's own is.
-    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-
-
-def return_memory() -> None:
-    """Let this process give the memory of tensors back to the system when they are done with, for a tenth of the speed."""
-    if has_cuda():
-        return
-    libc = ctypes.CDLL(None)
-    # Of glibc; other libraries of C give memory back as they see fit.
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM)
 
 
 def zero_settings() -> dict[str, bool | int]:

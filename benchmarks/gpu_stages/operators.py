@@ -25,7 +25,7 @@ from lmm_r1.models.output_layer import TokenOutcomes, token_outcomes
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import packed_as
 from lmm_r1.models.packed.packing import BatchInputs
-from lmm_r1.models.packed.varlen_kernel import Stretches, VarlenKernel
+from lmm_r1.models.packed.varlen_kernel import VarlenKernel
 
 TOP = 15
 # The first whose part an operator's name begins with; all others are element-wise, or reduce.
@@ -190,18 +190,13 @@ def stand_in_attention(count: OperatorCount) -> Iterator[None]:
     attend = kernel(count, "attention", outputs=1, gradients=3)
 
     def function(
-        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, stretches: Stretches, **settings: Any
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *given: Any, **settings: Any
     ) -> torch.Tensor:
         return attend.apply(queries, keys, values)
 
-    found = VarlenKernel(name="none", function=function, takes_groups=True, takes_windows=True)
-    taken: Callable[..., bool] = lambda *args, **settings: True  # noqa: E731
-    with (
-        patch.object(attention, "varlen_kernel", lambda: found),
-        patch.object(attention, "_takes_varlen", taken),
-        patch.object(vision_tower, "varlen_kernel", lambda: found),
-        patch.object(vision_tower, "_takes_varlen", taken),
-    ):
+    found = VarlenKernel(name="none", function=function)
+    taken: Callable[..., VarlenKernel] = lambda *args, **settings: found  # noqa: E731
+    with patch.object(attention, "kernel_for", taken), patch.object(vision_tower, "kernel_for", taken):
         yield
 
 

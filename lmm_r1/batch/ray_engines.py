@@ -12,8 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from lmm_r1 import cpu
-from lmm_r1.cluster import nodes
-from lmm_r1.cluster.worker_processes import worker_runtime
+from lmm_r1.cluster import nodes, worker_runtime
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError

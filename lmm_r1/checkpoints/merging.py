@@ -17,7 +17,6 @@ import torch
 from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.lora import Linear as LoraLinear
-from peft.tuners.lora.variants import DoraLinearVariant
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -43,7 +42,7 @@ from lmm_r1.models.adapters import (
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"
-# Settings by which peft trains more than a layer's two factors and magnitudes; merging supports none of them.
+# Settings by which peft trains more than a layer's two factors; merging supports none of them.
 _BESIDE_FACTORS = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
 # Initialisations that keep the model's own weights; the others change them, and a merge would not notice.
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
@@ -67,7 +66,9 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
     Raises UserError if a tensor of the adapter has no place in the model, or a place gets no tensor.
     """
     settings = _adapter_settings(adapter)
-    tensors, in_4bit = _adapter_tensors(adapter), quantized_from(adapter)
+    in_4bit = quantized_from(adapter)
+    with _told_as_damaged(adapter):
+        tensors = load_file(adapter / ADAPTER_WEIGHTS)
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     is_known = _check_architecture(checkpoint, adapter)
     check_weights(path)
@@ -86,11 +87,10 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
         raise UserError(f"{adapter}: does not fit {path} ({error}); give the model that it was trained on") from error
     for name, layer in adapted_layers(model).items():
         plain = type(layer) is LoraLinear and isinstance(layer.get_base_layer(), torch.nn.Linear)
-        known = all(type(variant) is DoraLinearVariant for variant in layer.lora_variant.values())
-        if not (plain and known) or layer.fan_in_fan_out or any(layer.lora_bias.values()):
+        if not plain or layer.lora_variant or layer.fan_in_fan_out or any(layer.lora_bias.values()):
             raise UserError(
                 f"{adapter}: layer {name} has another kind of adapter than two factors on a linear layer "
-                f"({type(layer).__name__}); only LoRA, rsLoRA and DoRA can be taken"
+                f"({type(layer).__name__}); only LoRA and rsLoRA can be taken"
             )
     _fill(model, tensors, adapter=adapter, path=path)
     return model.eval()
@@ -129,11 +129,6 @@ def _adapter_settings(adapter: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _adapter_tensors(adapter: Path) -> dict[str, torch.Tensor]:
-    with _told_as_damaged(adapter):
-        return load_file(adapter / ADAPTER_WEIGHTS)
-
-
 def quantized_from(adapter: Path) -> torch.dtype | None:
     """Return the precision from which the base was put in 4 bits that an adapter was trained on; None for a whole base.
 
@@ -164,7 +159,7 @@ def _lora_config(adapter: Path, settings: Mapping[str, Any]) -> PeftConfig:
     if settings.get("bias", "none") != "none":
         beside.append("bias")
     if beside:
-        raise UserError(f"{file}: {', '.join(beside)} is set, and only the factors of LoRA and DoRA can be taken")
+        raise UserError(f"{file}: {', '.join(beside)} is set, and only the factors of LoRA can be taken")
     if settings.get("init_lora_weights", True) not in _PLAIN_BEGINNINGS:
         raise UserError(
             f"{file}: init_lora_weights {settings['init_lora_weights']} changes the model's own weights; "
@@ -289,7 +284,6 @@ HEAD = "head.weight"  # a value head's name in training
 _INNER = "model."  # in front of the names of the model inside of a value model
 _WRAPPERS = ("module.", "base_model.model.")
 _FACTOR = ".lora_A.default.weight"
-_MAGNITUDE = ".lora_magnitude_vector.default.weight"
 _LATEST = "latest"
 _SHARDS = "*_optim_states.pt"
 # Of ZeRO 1 and 2, with the whole weights in the precision of the training.
@@ -320,11 +314,6 @@ class TrainedWeights:
     def rank(self) -> int:
         """Of the adapters; 0 without any."""
         return self.tensors[f"{self.adapted[0]}{_FACTOR}"].shape[0] if self.adapted else 0
-
-    @property
-    def use_dora(self) -> bool:
-        """Whether the adapters have magnitudes."""
-        return any(name.endswith(_MAGNITUDE) for name in self.tensors)
 
 
 def checkpoint_folder(path: Path, *, tag: str | None) -> Path:
@@ -374,7 +363,10 @@ def read_weights(folder: Path, *, trust: bool = False) -> TrainedWeights:
             contextlib.redirect_stderr(io.StringIO()),
         ):
             gathered = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
-            whole = _whole_weights(folder / _WHOLE)
+            whole = {}
+            if (folder / _WHOLE).is_file():
+                # `only_known_objects` decides whether anything else is loaded.
+                whole = torch.load(folder / _WHOLE, map_location="cpu", weights_only=False, mmap=True)["module"]
     except _DAMAGED as error:
         reason = " ".join(str(error).split())
         if isinstance(error, pickle.UnpicklingError) and (found := _FORBIDDEN.search(reason)):
@@ -393,13 +385,6 @@ def read_weights(folder: Path, *, trust: bool = False) -> TrainedWeights:
     if head is not None:
         tensors = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items()}
     return TrainedWeights(folder=folder, tensors=tensors, head=head)
-
-
-def _whole_weights(file: Path) -> dict[str, torch.Tensor]:
-    if not file.is_file():
-        return {}
-    # `only_known_objects` decides whether anything else is loaded.
-    return torch.load(file, map_location="cpu", weights_only=False, mmap=True)["module"]
 
 
 def _bare(name: str) -> str:
@@ -440,7 +425,6 @@ def load_trained(
             alpha=lora_alpha,
             dropout=0.0,
             target_modules=weights.adapted,
-            use_dora=weights.use_dora,
             use_rslora=use_rslora,
         )
         add_adapters(model, kit, settings)
@@ -448,31 +432,13 @@ def load_trained(
         from lmm_r1.models.value_model import drop_output_layer
 
         drop_output_layer(model)
-    _fill_rank(model, weights, path=path)
-    return model.to(dtype).eval()
-
-
-def _fill_rank(model: PreTrainedModel, weights: TrainedWeights, *, path: str) -> None:
-    own = model.state_dict()
-    missing = [name for name in own if name not in weights.tensors]
-    unexpected = [name for name in weights.tensors if name not in own]
-    if missing or unexpected:
+    try:
+        model.load_state_dict(weights.tensors)
+    except RuntimeError as error:
         raise _another_model(
-            weights,
-            path,
-            f"{len(missing)} of its tensors are not in the checkpoint"
-            + (f" ({listed(missing)})" if missing else "")
-            + f", and {len(unexpected)} of the checkpoint's not in the model"
-            + (f" ({listed(unexpected)})" if unexpected else ""),
-        )
-    wrong = [
-        f"{name} {tuple(weights.tensors[name].shape)} instead of {tuple(tensor.shape)}"
-        for name, tensor in own.items()
-        if weights.tensors[name].shape != tensor.shape
-    ]
-    if wrong:
-        raise _another_model(weights, path, f"other shapes: {listed(wrong)}")
-    model.load_state_dict(weights.tensors)
+            weights, path, listed([line.strip()[:200] for line in str(error).splitlines()[1:]])
+        ) from error
+    return model.to(dtype).eval()
 
 
 def _another_model(weights: TrainedWeights, path: str, reason: str) -> UserError:

@@ -8,13 +8,11 @@ import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.checkpoints import Parity, ParityGap, all_kept, checkpoint_state, full_name, keep, library_versions
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.training import prepare_training
@@ -90,8 +88,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(common)
     for note in notes:
         console.print(note)
-    for parity in all_kept():
-        console.print(f"{parity.kit}, {parity.checkpoint}: {parity.line}", markup=False)
 
 
 def certify_checkpoint(config: KitsConfig) -> None:
@@ -215,6 +211,24 @@ FILLER = "Twelve and thirty-four are forty-six. "
 LEARNING_RATE = 1e-3
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParityGap:
+    """The distances |trainer's - engine's log-prob| of one kind of rows, in nats."""
+
+    rows: str
+    weights: str
+    """Whether as loaded, or after an update."""
+    mean_exp: float
+    mean: float
+    largest: float
+    verdict: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        numbers = (f"{self.mean_exp:.6f}", f"{self.mean:.2g}", f"{self.largest:.2g}")
+        return (self.rows, self.weights, *numbers, self.verdict)
+
+
 def spread(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str]) -> Any:
     """Return pseudo-random rewards, so that responses differ and the update moves the weights."""
     return {"rewards": [zlib.crc32(response.encode()) / 2**32 for response in responses]}
@@ -223,8 +237,8 @@ def spread(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]
 def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None) -> tuple[str, list[ParityGap]]:
     """Return what was measured, in a sentence, and the gaps of text and of image rows, both before and after an update.
 
-    The engine, the trainer and the way of weights between them are those of `train_ppo_ray`. What is found is kept for
-    later runs. Raises UserError if the checkpoint or the settings are refused there.
+    The engine, the trainer and the way of weights between them are those of `train_ppo_ray`. Raises
+    UserError if the checkpoint or the settings are refused there.
 
     Args:
         max_len: tokens of a prompt with its response.
@@ -253,22 +267,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         f"{kit.model_type}: {path} in {config.ds.param_dtype}, {PROMPTS} prompts x {SAMPLES} responses of {max_len} tokens "
         f"together; a mean |d| of {limit:g} is rounding"
     )
-    gaps = gaps_of(log, corrected=disagrees(Checkpoint(path)), limit=limit)
-    assert config.ds.param_dtype is not None, "resolve fills it in"
-    keep(
-        Parity(
-            checkpoint=full_name(path),
-            state=checkpoint_state(path),
-            kit=kit.model_type,
-            dtype=config.ds.param_dtype,
-            max_len=max_len,
-            device="CUDA" if cpu.has_cuda() else "CPU",
-            measured=date.today().isoformat(),
-            libraries=library_versions(),
-            gaps=tuple(gaps),
-        )
-    )
-    return summary, gaps
+    return summary, gaps_of(log, corrected=disagrees(Checkpoint(path)), limit=limit)
 
 
 def parity_flags(path: str, *, max_len: int, dtype: str | None, folder: Path) -> dict[str, object]:

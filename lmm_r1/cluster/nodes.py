@@ -8,7 +8,7 @@ import logging
 import os
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,7 +60,16 @@ def joins() -> bool:
 
 def living_nodes() -> list[Node]:
     """Return the nodes of the cluster that this process has joined."""
-    return [read_node(entry) for entry in ray.nodes() if entry["Alive"]]
+    return [
+        Node(
+            id=entry["NodeID"],
+            address=entry["NodeManagerAddress"],
+            gpus=entry["Resources"].get("GPU", 0.0),
+            names_gpus=any(name.startswith(_KIND) for name in entry["Resources"]),
+        )
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
 
 
 def gpus_by_node() -> list[int]:
@@ -78,17 +87,6 @@ def gpus_here() -> int:
     found = manager.get_current_node_num_accelerators()
     visible = manager.get_current_process_visible_accelerator_ids()
     return found if visible is None else min(found, len(visible))
-
-
-def read_node(entry: Mapping[str, Any]) -> Node:
-    """Return a node of `ray.nodes()`."""
-    resources = entry["Resources"]
-    return Node(
-        id=entry["NodeID"],
-        address=entry["NodeManagerAddress"],
-        gpus=resources.get("GPU", 0.0),
-        names_gpus=any(name.startswith(_KIND) for name in resources),
-    )
 
 
 def has_gpus(nodes: Sequence[Node], *, here: str, own_cuda: bool) -> bool:
@@ -262,7 +260,7 @@ class SharedPath:
 
 
 def check_shared(paths: Sequence[SharedPath]) -> None:
-    """Raise UserError if a node that has GPUs does not see a path, or cannot write into it; a single node sees all.
+    """Raise UserError if a node that has GPUs does not see a path; a single node sees all.
 
     The driver writes a file into folders that are written to, and the nodes look for it: a folder of the same name on
     their own disk is another one.
@@ -272,62 +270,30 @@ def check_shared(paths: Sequence[SharedPath]) -> None:
         return
     nodes = [node for node in nodes if node.gpus > 0]
     token = f".shared-{uuid.uuid4().hex}"
-    with _tokens(paths, token):
-        looking = ray.remote(num_cpus=0, max_retries=0)(lacks)
-        refs = [
-            looking.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
-                paths, token
-            )
-            for node in nodes
-        ]
-        found, _ = ray.wait(refs, num_returns=len(refs), timeout=_PATIENCE_S)
-        for node, ref in zip(nodes, refs, strict=True):
-            if ref not in found:
-                raise UserError(
-                    f"node {node.address} started no worker within {_PATIENCE_S:.0f} s; look at it with `ray status`"
-                )
-            for place, lack in ray.get(ref):
-                raise UserError(_sentence(node, paths[place], lack))
-
-
-def lacks(paths: Sequence[SharedPath], token: str) -> list[tuple[int, str]]:
-    """Return the places of the paths that this node does not have as the driver has them, and what is wrong."""
-    found = []
-    for place, shared in enumerate(paths):
-        lack = _lack(shared, token)
-        if lack is not None:
-            found.append((place, lack))
-    return found
-
-
-def _lack(shared: SharedPath, token: str) -> str | None:
-    path = Path(shared.path)
-    if not shared.written:
-        return None if path.exists() else "does not see it"
-    if not (path / token).is_file():
-        return "sees another folder there" if path.is_dir() else "does not see it"
-    try:
-        own = path / f"{token}-{uuid.uuid4().hex}"
-        own.touch()
-        own.unlink()
-    except OSError as error:
-        return f"cannot write into it ({error.strerror})"
-    return None
-
-
-def _sentence(node: Node, shared: SharedPath, lack: str) -> str:
-    here = "" if os.path.isabs(shared.path) else "; workers there start in another folder: give an absolute path"
-    return f"{shared.flag} {shared.path}: node {node.address} {lack}; all machines of a run must share it{here}"
-
-
-@contextlib.contextmanager
-def _tokens(paths: Sequence[SharedPath], name: str) -> Iterator[None]:
-    files = [Path(shared.path) / name for shared in paths if shared.written]
+    files = [Path(shared.path) / token for shared in paths if shared.written]
+    looking = ray.remote(num_cpus=0, max_retries=0)(unseen)
     try:
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-        yield
+        placed = [NodeAffinitySchedulingStrategy(node.id, soft=False) for node in nodes]
+        refs = [looking.options(scheduling_strategy=place).remote(paths, token) for place in placed]
+        for node, ref in zip(nodes, refs, strict=True):
+            for shared in ray.get(ref, timeout=_PATIENCE_S):
+                here = (
+                    ""
+                    if os.path.isabs(shared.path)
+                    else "; workers there start in another folder: give an absolute path"
+                )
+                raise UserError(
+                    f"{shared.flag} {shared.path}: node {node.address} does not see it, or sees another folder there; all "
+                    f"machines of a run must share it{here}"
+                )
     finally:
         for file in files:
             file.unlink(missing_ok=True)
+
+
+def unseen(paths: Sequence[SharedPath], token: str) -> list[SharedPath]:
+    """Return the paths that this node does not have as the driver has them."""
+    return [shared for shared in paths if not (Path(shared.path) / (token if shared.written else "")).exists()]

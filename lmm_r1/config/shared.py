@@ -217,8 +217,6 @@ class LoraConfig:
     """Linear layers of the language model that get an adapter, by name; all-linear is all except the output layer."""
     dropout: Annotated[float, Within("[0, 1)"), Needs(".rank")] = 0.0
     """Dropout before the adapters."""
-    use_dora: Annotated[bool, Needs(".rank")] = False
-    """DoRA: adapters change the direction of weight rows, and the length of each row is trained separately."""
     use_rslora: Annotated[bool, Needs(".rank")] = False
     """rsLoRA: the adapters add alpha / sqrt(rank) times their product."""
 
@@ -280,7 +278,7 @@ class DeepSpeedConfig:
     """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4 with double quantization), in trained and
     frozen models. Vision tower, projector and heads keep their precision."""
     image_cache_gib: Annotated[float, FIXED] = 2.0
-    """Host memory per model process for the output of a frozen vision tower, so that each image is encoded once; 0
+    """Host memory per model for the output of a frozen vision tower, so that each image is encoded once; 0
     caches nothing."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """LoRA: train small adapters and freeze all other weights."""

@@ -52,19 +52,15 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         reward: RewardConfig | None,
         functions: GivenFunctions | None = None,
         agent: AgentSpec | None = None,
-        beside_models: bool = False,
         temperature: float = 1.0,
         **engine_arguments: Any,
     ) -> None:
         """Args:
-        beside_models: it generates while models are trained, as in asynchronous runs.
         temperature: the policy's, at which log-probs are reported.
         """
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
         quiet.done_loading()
-        if beside_models:
-            cpu.take_cores("engines")
         # Which updates of the run its weights have had.
         self.weights = EngineWeights()
         self.paused = False
@@ -186,7 +182,7 @@ def create_engines(
         reward: the reward functions that are in no file; Ray sends them.
     """
     tensor_parallel = config.vllm.tensor_parallel_size
-    gpus = shared or reserve(config.vllm.gpus, together=engine_groups(config))
+    gpus = shared or reserve(config.vllm.gpus)
     share = COLOCATED_SHARE if shared is not None else 1
     # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
     actor_share = share if tensor_parallel == 1 else 0
@@ -202,11 +198,6 @@ def create_engines(
             RolloutActor.options(**options).remote(**arguments, bundle_indices=bundles, seed=config.train.seed + index)
         )
     return engines
-
-
-def engine_groups(config: PPOConfig) -> dict[str, int]:
-    """Return by flag how many consecutive GPUs of the engines should be on one node."""
-    return {"--vllm.tensor_parallel_size": config.vllm.tensor_parallel_size}
 
 
 def without_sleep(config: PPOConfig) -> PPOConfig:
@@ -272,7 +263,6 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "max_logprobs": 1,
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
-        "beside_models": config.train.async_enable,
         "reward": config.reward if config.reward.remote_url else None,
         "agent": (
             AgentSpec(name=train.agent, func_path=train.agent_func_path, settings=config.agent)

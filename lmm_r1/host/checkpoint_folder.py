@@ -27,7 +27,6 @@ REFERENCE_FOLDER = "_reference"
 # OpenRLHF writes it once a save has ended.
 METRIC = "metric.json"
 _TAG = re.compile(r"(best_)?global_step(\d+)")
-_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(model|optim)_states\.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +74,17 @@ def whole_checkpoints(folder: Path) -> dict[str, Checkpoint]:
 
 
 def defect(folder: Path, tag: str) -> str | None:
-    """Return what a checkpoint lacks; None if it is complete.
+    """Return what a checkpoint lacks; None if every shard that its marker lists exists and has its size.
 
-    A checkpoint with a marker is complete if every listed shard exists and has its size. One without a marker was written
-    by OpenRLHF or an older version. It is complete if its save ended (`latest` names it, or its metric file exists), no shard's number is
-    missing, and every file is closed.
+    One of OpenRLHF has no marker, and is complete if `latest` names it.
     """
     path = folder / tag
     if not path.is_dir():
         return "it is not there"
-    if (path / MARKER).is_file():
-        marker = read_marker(path / MARKER)
-        return f"its {MARKER} cannot be read" if marker is None else lost_shard(path, marker.files)
-    if read_latest(folder) != tag and not (path / METRIC).is_file():
-        return "its save has not ended"
-    return _unmarked_defect(path)
+    if not (path / MARKER).is_file():
+        return None if read_latest(folder) == tag else f"it has no {MARKER}"
+    marker = read_marker(path / MARKER)
+    return f"its {MARKER} cannot be read" if marker is None else lost_shard(path, marker.files)
 
 
 def damaged_shard(path: Path) -> str | None:
@@ -180,24 +175,6 @@ def lost_shard(path: Path, files: Mapping[str, int]) -> str | None:
         if found != size:
             return f"{name} has {found} bytes instead of {size}"
     return None
-
-
-def _unmarked_defect(path: Path) -> str | None:
-    names = {file.name for file in path.glob("*_states.pt")}
-    if not any(name.endswith("_model_states.pt") for name in names):
-        return "it has no *_model_states.pt"
-    shards: dict[str, set[tuple[int, int]]] = {"model": set(), "optim": set()}
-    for match in filter(None, map(_SHARD.fullmatch, names)):
-        shards[match[3]].add((int(match[1]), int(match[2])))
-    ranks, groups = ({place[axis] for place in shards["model"] | shards["optim"]} for axis in (0, 1))
-    every = {(rank, group) for rank in range(max(ranks, default=-1) + 1) for group in groups}
-    # Under ZeRO 1 and 2 one file holds the weights, and every rank has its part of the optimizer.
-    for kind, found in shards.items():
-        if found != every and (found or kind == "optim"):
-            rank, group = min(every - found)
-            return f"the {kind} states of rank {rank} (of model-parallel rank {group}) are missing"
-    torn = sorted(name for name in names if not zipfile.is_zipfile(path / name))
-    return f"{torn[0]} was not written to its end" if torn else None
 
 
 logger = logging.getLogger(__name__)
@@ -409,14 +386,6 @@ def _point(folders: Sequence[Path], common: Mapping[str, Checkpoint], named: Seq
         return ResumePoint(tag=None)
     chosen = None if newest is None else newest.tag
     reasons = [_not_followed(folder, tag, chosen=chosen) for folder, tag in zip(folders, named, strict=True)]
-    reasons += [
-        f"{folder / tag} has no counterpart in {other.name}"
-        for folder in folders
-        for tag, checkpoint in whole_checkpoints(folder).items()
-        for other in folders
-        if tag not in common and checkpoint.step > (-1 if newest is None else newest.step)
-        if other != folder and defect(other, tag) is not None
-    ]
     return ResumePoint(tag=chosen, passed_over=tuple(reason for reason in reasons if reason))
 
 

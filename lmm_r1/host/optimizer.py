@@ -354,12 +354,6 @@ def _advice(name: str) -> str:
 _CONSTANT = "constant"
 
 
-def learns(scheduler: LambdaLR, *, steps: int) -> bool:
-    """Say whether any of the first `steps` updates has a rate above 0."""
-    pairs = list(zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True))
-    return any(peak * share(made) > 0 for made in range(steps) for peak, share in pairs)
-
-
 def warm_from_first_update(scheduler: LambdaLR, *, name: str, warmup: int, steps: int) -> None:
     """Give the n updates of a warm-up 1/n, 2/n, ..., n/n of the peak rate; later updates follow the schedule.
 

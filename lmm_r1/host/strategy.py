@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -20,6 +17,7 @@ import deepspeed.utils.groups as deepspeed_groups
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder import CPUAdamBuilder
 from deepspeed.runtime.engine import DeepSpeedEngine
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,7 +36,6 @@ from lmm_r1.host.optimizer import (
     add_up_on_one_rank,
     check_finite,
     eight_bit_adam,
-    learns,
     passes_added_up,
     sleep_with_any_optimizer,
     warm_from_first_update,
@@ -48,23 +45,7 @@ from lmm_r1.host.seams import to_openrlhf_args
 logger = logging.getLogger(__name__)
 
 _NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm, torch.nn.modules.batchnorm._BatchNorm)
-# Loads DeepSpeed's Adam for CPUs: as installed, from PyTorch's folder of built extensions, or built by the compiler.
-# A killed build leaves PyTorch's lock, for which others would wait forever; the kernel releases the one of flock.
-_BUILD = """
-import fcntl, pathlib
-from deepspeed.ops.op_builder import CPUAdamBuilder
-from torch.utils.cpp_extension import _get_build_directory
-builder = CPUAdamBuilder()
-folder = pathlib.Path(_get_build_directory(builder.name, verbose=False))
-with open(folder / "lmm_r1.lock", "w") as own:
-    fcntl.flock(own, fcntl.LOCK_EX)
-    (folder / "lock").unlink(missing_ok=True)
-    builder.load()
-"""
-# A build takes two minutes of processor time, of which a shared machine may give a tenth.
-BUILD_SECONDS = 1800
 _TRACKERS = ("logger.wandb.key", "logger.tensorboard_dir")
-_ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", re.MULTILINE)
 
 
 class KitStrategy(CheckpointStrategy):
@@ -120,13 +101,6 @@ class KitStrategy(CheckpointStrategy):
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
         name, steps = cfg["lr_scheduler"], cfg["scheduler_steps"]
         warm_from_first_update(scheduler, name=name, warmup=math.ceil(steps * cfg["lr_warmup_ratio"]), steps=steps)
-        if not learns(scheduler, steps=steps) and self.is_rank_0():
-            prefix = "" if not hasattr(self.args, "actor") else "actor." if isinstance(model, Actor) else "critic."
-            logger.warning(
-                "no update has a learning rate above 0, so the weights stay as they are: --%sadam.lr %g with "
-                "--%slr_scheduler %s over %d updates",
-                *(prefix, cfg["adam"]["lr"], prefix, name, steps),
-            )
         optimizer_of_zero = (engine if isinstance(engine, DeepSpeedEngine) else engine.model).optimizer
         add_up_in_accumulation_dtype(optimizer_of_zero)
         sleep_with_any_optimizer(optimizer_of_zero)
@@ -303,29 +277,15 @@ def torch_adam(*, offload: bool) -> dict[str, bool]:
         return {"torch_adam": True}
     if not offload:
         return {"torch_adam": True, "fused": True}
-    reason = why_not_built()
-    if reason is None:
-        return {}
-    if dist.get_rank() == 0:
-        logger.warning(
-            "--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here (%s); PyTorch's AdamW is used, which is slower",
-            reason,
-        )
-    return {"torch_adam": True}
-
-
-def why_not_built() -> str | None:
-    """Return why DeepSpeed's Adam for CPUs cannot be loaded here; None if it is built.
-
-    If it is not built yet, a separate process builds it, so that a failing build does not end the run.
-    """
     try:
-        built = subprocess.run(
-            [sys.executable, "-c", _BUILD], capture_output=True, text=True, check=False, timeout=BUILD_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return f"its build took more than {BUILD_SECONDS} s"
-    if built.returncode == 0:
-        return None
-    errors = _ERROR.findall(built.stderr)
-    return errors[-1] if errors else f"its build ended with exit status {built.returncode}"
+        CPUAdamBuilder().load(verbose=False)
+    except Exception as error:  # a compiler, a toolkit or a known architecture may be missing
+        if dist.get_rank() == 0:
+            logger.warning(
+                "--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here (%s: %s); PyTorch's AdamW is used, which "
+                "is slower",
+                type(error).__name__,
+                str(error).partition("\n")[0],
+            )
+        return {"torch_adam": True}
+    return {}

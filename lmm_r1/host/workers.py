@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,12 +39,8 @@ class Reservation:
         )
 
 
-def reserve(gpus: int, *, together: Mapping[str, int]) -> Reservation:
-    """Wait for GPUs and return them in the order of the ranks; warns of ranks that should be on one node and are not.
-
-    Args:
-        together: by flag, how many consecutive ranks should be on one node.
-    """
+def reserve(gpus: int) -> Reservation:
+    """Wait for GPUs and return them in the order of the ranks: node by node, those with most of them first."""
     group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
     ready = group.ready()
     if not ray.wait([ready], timeout=_PATIENCE_S)[0]:
@@ -57,52 +53,17 @@ def reserve(gpus: int, *, together: Mapping[str, int]) -> Reservation:
         )
     ray.get(ready)
     nodes = placement_group_table(group)["bundles_to_node_id"]
-    bundles = by_node(nodes, sizes=list(together.values()))
-    for flag, size in together.items():
-        apart = groups_apart([nodes[bundle] for bundle in bundles], size=size)
-        if apart:
-            logger.warning(
-                "%s %d: %d of the %d groups of so many GPUs lie on two nodes or more, as the free GPUs are, and exchange "
-                "over the network what belongs inside a node; take a number that divides the GPUs of each node",
-                flag,
-                size,
-                apart,
-                gpus // size,
-            )
-    return Reservation(group=group, bundles=tuple(bundles))
+    return Reservation(group=group, bundles=by_node(nodes))
 
 
-def by_node(nodes: Mapping[int, str], *, sizes: Sequence[int]) -> list[int]:
-    """Return the bundles of a placement group node by node, with as few groups of each size on two nodes as possible.
-
-    First come whole groups of the largest size; of what is left on each node, whole groups of the next one, and so on.
+def by_node(nodes: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the bundles of a placement group node by node, those with most bundles first.
 
     Args:
         nodes: the node of each bundle.
-        sizes: of groups of consecutive ranks that should be on one node.
     """
-    left: dict[str, list[int]] = {}
-    for bundle in sorted(nodes):
-        left.setdefault(nodes[bundle], []).append(bundle)
-    order: list[int] = []
-    descending = sorted(sizes, reverse=True)
-    for place in range(len(descending) + 1):
-        # What follows starts at a multiple of this, so that smaller groups stay whole, too.
-        size = math.lcm(*descending[place:])
-        for bundles in left.values():
-            end = len(bundles) // size * size
-            order += bundles[:end]
-            del bundles[:end]
-    return order
-
-
-def groups_apart(nodes: Sequence[str], *, size: int) -> int:
-    """Return how many groups of `size` consecutive ranks lie on more than one node.
-
-    Args:
-        nodes: the node of each rank.
-    """
-    return sum(len(set(nodes[start : start + size])) > 1 for start in range(0, len(nodes), size))
+    sizes = Counter(nodes.values())
+    return tuple(sorted(nodes, key=lambda bundle: (-sizes[nodes[bundle]], nodes[bundle], bundle)))
 
 
 class WorkerGroup(RayActorGroup):

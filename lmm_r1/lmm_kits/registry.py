@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1 import cpu, hub
-from lmm_r1.cluster.worker_processes import KIT_VARIABLE
+from lmm_r1.cluster import KIT_VARIABLE
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file, load_user_function

@@ -14,8 +14,6 @@ from bitsandbytes.nn import Linear4bit, Params4bit
 from peft import LoraConfig as PeftConfig
 from peft import TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import LoraVariant
-from peft.tuners.lora.variants import DoraLinearVariant
 from peft.utils.integrations import gather_params_ctx
 from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN, _MOE_TARGET_MODULE_MAPPING
 from safetensors.torch import save_file
@@ -39,7 +37,7 @@ class FrozenLinear4bit(Linear4bit):
 
     @classmethod
     def of(cls, layer: torch.nn.Linear, *, device: torch.device) -> FrozenLinear4bit:
-        """Return a layer in the place of `layer`, which computes in the precision of that one's weight."""
+        """Return a 4-bit layer that replaces `layer` and computes in the precision of its weight."""
         weight = layer.weight.data
         with torch.device("meta"):
             made = cls(
@@ -73,16 +71,16 @@ class FrozenLinear4bit(Linear4bit):
 
 
 def packed(weight: torch.Tensor, *, device: torch.device) -> Params4bit:
-    """Return a weight in 4 bits; the whole one is on the device no longer than that takes."""
+    """Return a weight in 4 bits; the full one is on the device only meanwhile."""
     made = Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4")
     return made.to(device)
 
 
 def quantize_layers(model: PreTrainedModel, names: Iterable[str], *, device: torch.device) -> None:
-    """Put layers in 4 bits in the place of a model's linear layers of these names."""
+    """Replace a model's linear layers of these names by 4-bit ones."""
     for name in names:
         model.set_submodule(name, FrozenLinear4bit.of(model.get_submodule(name), device=device))
-    # Where peft looks for what it is to adapt.
+    # peft reads it to choose its layer classes.
     model.is_loaded_in_4bit = True
 
 
@@ -100,13 +98,13 @@ def plain_weight(layer: torch.nn.Module) -> torch.Tensor:
 
 
 def rounded(weight: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is left of a weight that a run in `dtype` has in 4 bits, in the weight's own precision."""
+    """Return a weight as a run in `dtype` computes with its 4-bit form, in the weight's own precision."""
     made = packed(weight.to(dtype), device=weight.device)
     return dequantize_4bit(made.data, made.quant_state).to(weight.dtype)
 
 
 def dequantized_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state dict with whole weights in the place of those in 4 bits and of what stands beside them."""
+    """Return a state dict with full-precision weights instead of 4-bit ones and their quantization state."""
     names = [name.removesuffix(_STATE) for name in tensors if name.endswith(_STATE)]
     beside = tuple(f"{name}." for name in names)
     plain = {name: tensor for name, tensor in tensors.items() if not (beside and name.startswith(beside))}
@@ -137,16 +135,13 @@ def add_adapters(
 
     Args:
         freeze_prefix: layers under these names get none.
-
-    For DoRA the weights must be whole, or such that peft can gather them: a HfDeepSpeedConfig of their shards is alive.
     """
-    _check(settings)
     names = chosen_layers(model, kit, settings.target_modules)
     names = [name for name in names if not f"{name}.weight".startswith(freeze_prefix)]
     if not names:
         raise UserError(
-            f"--actor.freeze_prefix {' '.join(freeze_prefix)} (in SFT --model.freeze_prefix): every layer that "
-            "--ds.lora.target_modules adapts is under it, and nothing would be trained; leave one out"
+            f"--actor.freeze_prefix {' '.join(freeze_prefix)} (in SFT --model.freeze_prefix): leaves no layer that "
+            f"--ds.lora.target_modules {' '.join(settings.target_modules)} adapts; leave one out"
         )
     config = PeftConfig(
         task_type=TaskType.CAUSAL_LM,
@@ -155,17 +150,16 @@ def add_adapters(
         lora_dropout=settings.dropout,
         target_modules=names,
         bias="none",
-        use_dora=settings.use_dora,
         use_rslora=settings.use_rslora,
     )
     inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     for layer in adapted_layers(model).values():
         base = layer.get_base_layer()
         if isinstance(base, FrozenLinear4bit):
-            # Beside such a weight, peft leaves them in fp32.
+            # peft leaves adapters of such a weight in fp32.
             layer.to(base.compute_dtype)
         compute_merged(layer)
-    # peft looks for ends of names, and shortens a long list to such ends.
+    # peft matches suffixes of names, and shortens a long list to suffixes.
     assert list(adapted_layers(model)) == names, "peft adapted other layers than those asked for"
 
 
@@ -209,17 +203,6 @@ def _ends_with(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _check(settings: LoraConfig) -> None:
-    if settings.rank < 1:
-        raise UserError(f"--ds.lora.rank {settings.rank}: must be at least 1, or 0 to train without LoRA")
-    if settings.used_alpha < 1:
-        raise UserError(f"--ds.lora.alpha {settings.used_alpha}: must be at least 1; the adapters would do nothing")
-    if not 0 <= settings.dropout < 1:
-        raise UserError(f"--ds.lora.dropout {settings.dropout:g}: must be at least 0 and below 1")
-    if not settings.target_modules:
-        raise UserError(f"--ds.lora.target_modules: give names of layers, or {EVERY_LAYER}")
-
-
 def stored_names(model: PreTrainedModel) -> Callable[[str], str]:
     """Return a function from a weight's name in files, also of older versions of transformers, to its name in the model."""
     state, transforms = model.state_dict(), get_model_conversion_mapping(model)
@@ -241,8 +224,9 @@ def layer_weights(layer: LoraLayer) -> tuple[torch.nn.Parameter, torch.nn.Parame
 def compute_merged(layer: LoraLayer) -> None:
     """Let a layer compute, in half precision, with the merged weight that engines and checkpoints get.
 
-    Beside the layer's own weight, an adapter's output is not rounded as they are: small updates would reach the trainer
-    only. Gradients are those of the unrounded weight, so that updates add up until they change the rounded one.
+    Added to the layer's output, an adapter's output would not be rounded as the merged weight is: small updates would
+    reach the trainer only. Gradients are those of the unrounded weight, so updates add up until they change the rounded
+    one.
     """
     kind: Any = type(layer)  # peft's, such as that of layers in 4 bits
 
@@ -251,10 +235,7 @@ def compute_merged(layer: LoraLayer) -> None:
         if a.weight.dtype not in (torch.bfloat16, torch.float16):
             return kind.forward(self, x, *arguments, **settings)
         value = _MergedProduct.apply(x, self)
-        if _ADAPTER in self.lora_variant:
-            own = kind.forward(self, x.detach(), *arguments, **settings)
-        else:
-            own = b(a(self.lora_dropout[_ADAPTER](x.detach()))) * self.scaling[_ADAPTER]
+        own = b(a(self.lora_dropout[_ADAPTER](x.detach()))) * self.scaling[_ADAPTER]
         # Only the gradients of the adapter.
         return value + (own - own.detach())
 
@@ -269,8 +250,7 @@ class _MergedProduct(torch.autograd.Function):
         base = layer.get_base_layer()
         # Without ZeRO-3 the weights are whole, and this does nothing.
         with gather_params_ctx(list(layer.parameters()), modifier_rank=None):
-            off = isinstance(layer.lora_variant.get(_ADAPTER), _Discarded)
-            weight = plain_weight(base).detach().clone() if off else merged_layer(layer)
+            weight = merged_layer(layer)
             made = torch.nn.functional.linear(x, weight, base.bias)
         ctx.layer = layer
         if any(hasattr(parameter, "ds_id") for parameter in layer.parameters()):
@@ -283,20 +263,15 @@ class _MergedProduct(torch.autograd.Function):
         return gradient @ weight, None
 
 
-def magnitude_of(layer: LoraLayer) -> torch.nn.Parameter | None:
-    """Return the lengths (N,) that DoRA gives a layer's rows, None for other adapters."""
-    return layer.lora_magnitude_vector[_ADAPTER].weight if _ADAPTER in layer.lora_magnitude_vector else None
-
-
 def merged_layer(layer: LoraLayer) -> torch.Tensor:
     """Return a layer's weight with its adapter as a new tensor; all of its parameters must be whole."""
     _, a, b = layer_weights(layer)
-    return merged_weight(layer, plain_weight(layer.get_base_layer()), a, b, magnitude_of(layer))
+    return merged_weight(layer, plain_weight(layer.get_base_layer()), a, b)
 
 
 @contextmanager
 def merged_as(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Let layers with adapters, by their names, be merged into other weights, which no adapter of their rank may give."""
+    """Let layers with adapters, by their names, count as merged into these weights, which no adapter may give."""
     layers = [layer for name, layer in adapted_layers(model).items() if name in weights]
     for layer, weight in zip(layers, weights.values(), strict=True):
         layer.merged_as = weight
@@ -307,24 +282,17 @@ def merged_as(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> It
             del layer.merged_as
 
 
-def merged_weight(
-    layer: LoraLayer, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, magnitude: torch.Tensor | None = None
-) -> torch.Tensor:
+def merged_weight(layer: LoraLayer, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return weight + scaling * B A as a new tensor, computed in fp32 and rounded once to the weight's precision.
 
-    With magnitudes (N,) its rows get these lengths. Weights in double precision are merged in it.
+    Weights in double precision are merged in it.
     """
     if "merged_as" in vars(layer):
         return layer.merged_as.to(weight.dtype)
     dtype, scaling = torch.promote_types(weight.dtype, torch.float32), layer.scaling[_ADAPTER]
     with torch.no_grad():
         # In place: layers do this in every pass.
-        merged = (b.to(dtype) @ a.to(dtype)).mul_(scaling).add_(weight)
-        if magnitude is not None:
-            # As the forward pass rounds it: in bf16, lengths are off by up to 0.4 %, the trained ones as well.
-            lengths = torch.linalg.norm(weight.to(a.dtype) + scaling * (b @ a), dim=1)
-            merged = merged * (magnitude / lengths).to(dtype)[:, None]
-        return merged.to(weight.dtype)
+        return (b.to(dtype) @ a.to(dtype)).mul_(scaling).add_(weight).to(weight.dtype)
 
 
 def merged_state_dict(
@@ -351,8 +319,7 @@ def merged_state_dict(
         name = owners.get(place, place)
         if place in owners and kind == "weight":
             a, b = (weights[f"{name}.{factor}.{_ADAPTER}.weight"] for factor in ("lora_A", "lora_B"))
-            magnitude = weights.get(f"{name}.lora_magnitude_vector.{_ADAPTER}.weight")
-            value = merged_weight(layers[name], value, a, b, magnitude)
+            value = merged_weight(layers[name], value, a, b)
         merged[f"{name}.{kind}" if place else key] = value.cpu() if place in in_4bit else value
     return merged
 
@@ -383,36 +350,20 @@ def save_adapter(
     config.save_pretrained(folder)
 
 
-class _Discarded(LoraVariant):
-    """DoRA whose outcome is not used: it runs where ZeRO-3 must gather its weights in the order of other passes."""
-
-    @staticmethod
-    def forward(module: LoraLayer, active_adapter: str, x: torch.Tensor, result: torch.Tensor, **rest: Any) -> Any:
-        """Return what the layer computes without its adapter."""
-        if any(hasattr(weight, "ds_id") for weight in module.parameters()):
-            DoraLinearVariant.forward(module, active_adapter=active_adapter, x=x, result=result, **rest)
-        return result
-
-
 @contextmanager
 def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     """Let a model compute what it does without its adapters.
 
-    LoRA's products are scaled to zero, and still computed: ZeRO-3 gathers the weights of a pass in the order of the pass
-    before, and no weight's need of a gradient is touched. What DoRA makes of them, and of its magnitudes, is not used.
+    Their products are scaled to zero, and still computed: ZeRO-3 gathers the weights of a pass in the order of the pass
+    before, and no weight's need of a gradient is touched.
     """
     layers = list(adapted_layers(model).values())
     assert layers, "a model with adapters"
-    before = [(layer.scaling[_ADAPTER], layer.lora_variant.get(_ADAPTER)) for layer in layers]
-    for layer, (_, variant) in zip(layers, before, strict=True):
-        if variant is None:
-            layer.scaling[_ADAPTER] = 0.0
-        else:
-            layer.lora_variant[_ADAPTER] = _Discarded()
+    scales = [layer.scaling[_ADAPTER] for layer in layers]
+    for layer in layers:
+        layer.scaling[_ADAPTER] = 0.0
     try:
         yield
     finally:
-        for layer, (scale, variant) in zip(layers, before, strict=True):
+        for layer, scale in zip(layers, scales, strict=True):
             layer.scaling[_ADAPTER] = scale
-            if variant is not None:
-                layer.lora_variant[_ADAPTER] = variant

@@ -37,41 +37,16 @@ class Divergence:
 
     def values(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         """Return the divergence of each token, (k,), from logits (k, V) and (k, V')."""
-        log_q, log_p = self._log_probs(student, teacher)
-        if self.name == "forward_kl":
-            return _kl(log_p, log_q)
-        if self.name == "reverse_kl":
-            return _kl(log_q, log_p)
-        log_m = self._mixture(log_q, log_p)
-        return self.beta * _kl(log_p, log_m) + (1 - self.beta) * _kl(log_q, log_m)
-
-    def gradients(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        """Return those of `values` with respect to the student's logits, (k, V).
-
-        With x the logits over the temperature and f = dD / dQ: dD / dx_j = Q_j (f_j - sum_i Q_i f_i).
-        """
-        log_q, log_p = self._log_probs(student, teacher)
-        if self.name == "forward_kl":
-            of_logits = log_q.exp_().sub_(log_p.exp_())
-        else:
-            if self.name == "reverse_kl":
-                slopes = log_q - log_p
-            else:
-                slopes = (log_q - self._mixture(log_q, log_p)).mul_(1 - self.beta)
-            q = log_q.exp_()
-            of_logits = slopes.sub_((q * slopes).sum(-1, keepdim=True)).mul_(q)
-        beyond = student.shape[-1] - of_logits.shape[-1]
-        return torch.nn.functional.pad(of_logits, (0, beyond)).div_(self.temperature)
-
-    def _log_probs(self, student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ids = min(student.shape[-1], teacher.shape[-1])
         log_q, log_p = (
             (logits[..., :ids] / self.temperature).log_softmax(-1) for logits in (student, teacher.to(student))
         )
-        return log_q, log_p
-
-    def _mixture(self, log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
-        return torch.logaddexp(log_p + math.log(self.beta), log_q + math.log1p(-self.beta))
+        if self.name == "forward_kl":
+            return _kl(log_p, log_q)
+        if self.name == "reverse_kl":
+            return _kl(log_q, log_p)
+        log_m = torch.logaddexp(log_p + math.log(self.beta), log_q + math.log1p(-self.beta))
+        return self.beta * _kl(log_p, log_m) + (1 - self.beta) * _kl(log_q, log_m)
 
 
 def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
@@ -205,13 +180,11 @@ class _Distilled(torch.autograd.Function):
         places: torch.Tensor,
         distillation: Distillation,
     ) -> torch.Tensor:
-        teacher = distillation.teacher
         found = inputs.new_zeros(len(inputs), 2, dtype=torch.promote_types(inputs.dtype, torch.float32))
-        with teacher.whole():
+        with distillation.teacher.whole():
             for tokens in _chunks(inputs, weight):
                 logits = _logits(inputs[tokens], weight, bias)
-                found[tokens, 0] = logits.gather(-1, targets[tokens, None])[:, 0] - logits.logsumexp(-1)
-                found[tokens, 1] = distillation.divergence.values(logits, teacher.logits(places[tokens]))
+                found[tokens] = _outcomes(logits, targets[tokens], places[tokens], distillation)
         ctx.save_for_backward(inputs, weight, bias, targets, places)
         ctx.distillation = distillation
         return found
@@ -220,15 +193,14 @@ class _Distilled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight, bias, targets, places = ctx.saved_tensors
-        teacher, divergence = ctx.distillation.teacher, ctx.distillation.divergence
         gradients = None if weight is None else _LayerGradients(inputs, weight, bias, needed=ctx.needs_input_grad)
         of_inputs = torch.empty_like(inputs) if weight is None else None
-        with teacher.whole():
+        with ctx.distillation.teacher.whole():
             for tokens in _chunks(inputs, weight):
-                logits = _logits(inputs[tokens], weight, bias)
-                of_log_prob, of_divergence = gradient[tokens, :1], gradient[tokens, 1:]
-                of_logits = logits.softmax(-1).mul_(-of_log_prob).scatter_add_(1, targets[tokens, None], of_log_prob)
-                of_logits += divergence.gradients(logits, teacher.logits(places[tokens])).mul_(of_divergence)
+                logits = _logits(inputs[tokens], weight, bias).detach().requires_grad_()
+                with torch.enable_grad():
+                    found = _outcomes(logits, targets[tokens], places[tokens], ctx.distillation)
+                (of_logits,) = torch.autograd.grad(found, logits, gradient[tokens])
                 if gradients is not None:
                     gradients.add(tokens, of_logits)
                 elif of_inputs is not None:
@@ -277,3 +249,12 @@ def _chunks(inputs: torch.Tensor, weight: torch.Tensor | None) -> Iterator[slice
 def _logits(inputs: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
     logits = inputs if weight is None else linear(inputs, weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _outcomes(
+    logits: torch.Tensor, targets: torch.Tensor, places: torch.Tensor, distillation: Distillation
+) -> torch.Tensor:
+    """Return the log-prob of each target and the divergence from the teacher, (c, 2), from the student's logits."""
+    log_probs = logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    teacher = distillation.teacher.logits(places)
+    return torch.stack([log_probs, distillation.divergence.values(logits, teacher)], dim=-1)

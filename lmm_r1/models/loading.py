@@ -121,39 +121,17 @@ def check_buffers(model: torch.nn.Module, plain: Buffers, *, when: str) -> None:
     """
     found = dict(model.named_buffers())
     for name, expected in plain.items():
-        if name not in found:
-            raise UserError(_message(name, when, "is missing"))
-        buffer = found[name].detach().cpu()
-        if buffer.dtype != expected.dtype:
-            raise UserError(_message(name, when, f"is {_short(buffer.dtype)}, and {_short(expected.dtype)} there"))
-        if not torch.equal(buffer, expected):
-            raise UserError(_message(name, when, f"has other values: {_largest(buffer, expected)}"))
-
-
-def _message(name: str, when: str, what: str) -> str:
-    return (
-        f"after the model was {when}, its buffer {name} is not that of a plain load of the checkpoint: it {what}. "
-        "Training would compute another model than the engine; this is an error of the installed versions of DeepSpeed "
-        "and transformers together, so please report it with them; --ds.zero_stage 2 may run"
-    )
-
-
-def _largest(buffer: torch.Tensor, expected: torch.Tensor) -> str:
-    if buffer.shape != expected.shape:
-        return f"the shape {tuple(buffer.shape)} in the place of {tuple(expected.shape)}"
-    off = (buffer.double() - expected.double()).abs()
-    place = int(off.argmax())
-    return f"{buffer.flatten()[place]:.8g} in the place of {expected.flatten()[place]:.8g}, for example"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        buffer = found[name].detach().cpu() if name in found else torch.empty(0)
+        if buffer.dtype != expected.dtype or not torch.equal(buffer, expected):
+            raise UserError(
+                f"after the model was {when}, its buffer {name} is not that of a plain load of the checkpoint. Training "
+                "would compute another model than the engine; this is an error of the installed versions of DeepSpeed and "
+                "transformers together, so please report it with them; --ds.zero_stage 2 may run"
+            )
 
 
 logger = logging.getLogger(__name__)
 
-# Up to so many, speed is worth more than the memory that the C library holds back.
-FEW_PARAMETERS = 10_000_000
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -193,8 +171,6 @@ def rl_settings(config: PPOConfig, role: Role) -> LoadSettings:
     """Return how an RL run loads one of its models."""
     trained, actor, ds = role in ("policy", "critic"), config.actor, config.ds
     assert ds.param_dtype is not None, "resolve_ppo fills it in"
-    # A model that is not trained may need features again: in the next epoch, or those that the policy has made.
-    again = config.train.num_episodes > 1 or actor.freeze_visual_encoder or actor.freeze_prefix or ds.lora.rank
     return LoadSettings(
         attn_implementation=ds.attn_implementation,
         param_dtype=ds.param_dtype,
@@ -208,7 +184,8 @@ def rl_settings(config: PPOConfig, role: Role) -> LoadSettings:
         max_len=config.data.max_len,
         load_in_4bit=ds.load_in_4bit,
         use_liger_kernel=ds.use_liger_kernel,
-        image_cache_gib=ds.image_cache_gib if trained or again else 0.0,
+        # A model that is not trained needs features again in the next epoch only.
+        image_cache_gib=ds.image_cache_gib if trained or config.train.num_episodes > 1 else 0.0,
         checkpointed_layers=actor.gradient_checkpointing_layers if trained else None,
         trained=trained,
     )
@@ -279,8 +256,6 @@ def load_model(
     check_rope(checkpoint.config, model=path)
     check_unquantized(checkpoint.config, path=path)
     model, buffers = _built(checkpoint, settings) if empty else _loaded(checkpoint, settings, ds_config=ds_config)
-    if not empty and _parameters(model) > FEW_PARAMETERS:
-        cpu.return_memory()
     settle_rope(model, max_len=settings.max_len)
     multiply_patches(model)
     join_windows(model, kit)
@@ -301,11 +276,7 @@ def load_model(
     if settings.lora.rank:
         kit.check("lora", flag=f"--ds.lora.rank {settings.lora.rank}")
         _refuse_split_layers(ds_config)
-        # While this object lives, peft gathers the shards that DoRA's magnitudes are computed of.
-        gathers = settings.lora.use_dora and is_sharded(ds_config)
-        sharding = HfDeepSpeedConfig(ds_config) if gathers else None
         add_adapters(model, kit, settings.lora, freeze_prefix=settings.freeze_prefix)
-        del sharding
     set_z3_leaf_modules(model, detect_hybrid=False)
     if kit.zero3_leaf_classes:
         set_leaf_classes(model, kit.zero3_leaf_classes)
@@ -327,11 +298,6 @@ def load_model(
         plain_buffers=buffers,
         features=keep_features(model, kit, limit=limit, trained=settings.trained),
     )
-
-
-def _parameters(model: PreTrainedModel) -> int:
-    """Return how many parameters a model has, of which ZeRO-3 leaves a part here."""
-    return sum(weight.ds_numel if hasattr(weight, "ds_numel") else weight.numel() for weight in model.parameters())
 
 
 def _built(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedModel, Buffers]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +21,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-# Far above rounding, bf16's too, and below what other factors make.
-_TOLERANCE = 0.02
 
 
 def check_rope(config: PretrainedConfig, *, model: str) -> None:
@@ -67,27 +63,16 @@ def tell_factors(config: PretrainedConfig, *, max_len: int, flag: str) -> None:
 
 
 def settle_rope(model: PreTrainedModel, *, max_len: int | None) -> None:
-    """Let a model scale every sample's frequencies by the factors of a run whose longest sample has `max_len` tokens.
-
-    Raises UserError where the model's rotary embedding cannot be made to equal vLLM's.
-    """
-    config = model.config
-    if short_length(config) is None:
+    """Let a model scale every sample's frequencies by the factors of a run whose longest sample has `max_len` tokens."""
+    if short_length(model.config) is None:
         return
     assert max_len is not None, "a model with longrope is loaded for samples of known length"
-    is_long = takes_long_factors(config, max_len=max_len)
-    rotary = [module for module in model.modules() if "longrope" in _kinds_of_module(module)]
-    for module in rotary if is_long else []:
-        # One position beyond the limit makes transformers take the long factors; its own angles are dropped.
-        module.register_forward_pre_hook(_append_position, with_kwargs=True)
-        module.register_forward_hook(_without_last)
-    if not all(_as_in_vllm(module, config, is_long=is_long) for module in rotary) or (is_long and not rotary):
-        factors = "long" if is_long else "short"
-        raise UserError(
-            f"{config.name_or_path}: with the {factors} factors of its longrope, which samples of up to {max_len} tokens "
-            f"take, {config.model_type} turns tokens by other angles than vLLM; "
-            + (f"allow at most {short_length(config)} tokens" if is_long else "take another model")
-        )
+    is_long = takes_long_factors(model.config, max_len=max_len)
+    for module in model.modules() if is_long else ():
+        if "longrope" in _kinds_of_module(module):
+            # One position beyond the limit makes transformers take the long factors; its own angles are dropped.
+            module.register_forward_pre_hook(_append_position, with_kwargs=True)
+            module.register_forward_hook(_without_last)
 
 
 def keep_cache(model: PreTrainedModel) -> None:
@@ -127,34 +112,6 @@ def _without_last(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     cos, sin = output  # (..., T + 1, D)
     return cos[..., :-1, :], sin[..., :-1, :]
-
-
-def _as_in_vllm(module: torch.nn.Module, config: PretrainedConfig, *, is_long: bool) -> bool:
-    """Whether a rotary embedding has vLLM's frequencies and attention scale."""
-    text, ropes = _text(config), _ropes(config)
-    if len(ropes) > 1:
-        return False  # vLLM has longrope for all layers or none
-    (rope,) = ropes
-    limit, name = _limit(rope, config), "long" if is_long else "short"
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    size = int(head * rope.get("partial_rotary_factor", 1.0))
-    exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
-    expected = 1 / (torch.tensor(rope[f"{name}_factor"], dtype=torch.float64) * rope["rope_theta"] ** exponents)
-    ratio = text.max_position_embeddings / limit
-    usual = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(limit))
-    scale = rope.get(f"{name}_mscale", usual)
-    buffers = dict(module.named_buffers())
-    # At position 1 an angle is a frequency.
-    one = torch.ones(1, 1, dtype=torch.long, device=buffers["inv_freq"].device)
-    cos, sin = module(torch.zeros(1, 1, 1, device=one.device), position_ids=one)
-    for name, buffer in buffers.items():
-        # Each run puts its own frequencies there.
-        setattr(module, name, buffer)
-    cos, sin = (value[0, 0, : size // 2].double().cpu() for value in (cos, sin))
-    if len(cos) != len(expected):
-        return False
-    off = torch.cat([torch.atan2(sin, cos) / expected, torch.hypot(cos, sin) / scale]) - 1
-    return bool(off.abs().max() <= _TOLERANCE)
 
 
 def _kinds_of_module(module: torch.nn.Module) -> set[str]:

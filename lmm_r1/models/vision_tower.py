@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch.nn.functional import linear
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.models.packed.varlen_kernel import Stretches, varlen_kernel
+from lmm_r1.models.packed.varlen_kernel import Stretches, kernel_for
 
 
 class _PatchProduct(torch.nn.Conv3d):
@@ -46,15 +46,14 @@ def join_windows(model: PreTrainedModel, kit: LmmKit) -> None:
     tower = kit.windowed_tower_of(model)
     if tower is None or tower.config._attn_implementation != "sdpa":
         return
-    names = {key: config._attn_implementation for key, config in _parts(model).items()}
-    names |= {key: WINDOW_ATTENTION for key, config in _parts(model).items() if config is tower.config}
-    model.set_attn_implementation(names)
+    parts = {key: config for key in model.config.sub_configs if (config := getattr(model.config, key)) is not None}
+    model.set_attn_implementation(
+        {
+            key: WINDOW_ATTENTION if config is tower.config else config._attn_implementation
+            for key, config in parts.items()
+        }
+    )
     assert tower.config._attn_implementation == WINDOW_ATTENTION, "a part of the model's config"
-
-
-def _parts(model: PreTrainedModel) -> dict[str, PretrainedConfig]:
-    parts = {key: getattr(model.config, key) for key in model.config.sub_configs}
-    return {key: config for key, config in parts.items() if config is not None}
 
 
 def _attention(
@@ -80,14 +79,17 @@ def _attention(
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     assert attention_mask is None, "windows are all that keeps patches apart"
-    if max_length_q is not None and max_length_k is not None and _takes_varlen(query, value, dropout=dropout):
+    kernel = kernel_for(query, value, dropout=dropout)
+    if kernel is not None and max_length_q is not None and max_length_k is not None:
         stretches = Stretches(
             query_ends=cu_seq_lens_q.to(query.device, torch.int32),
             key_ends=cu_seq_lens_k.to(query.device, torch.int32),
             longest_query=max_length_q,
             longest_key=max_length_k,
         )
-        return _in_one_call(query, key, value, stretches, scaling=scaling), None
+        queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (P, H, D)
+        output = kernel.attend(queries, keys, values, stretches, causal=False, window=None, scaling=scaling)
+        return output[None], None
     runs = [(length, len(list(alike))) for length, alike in groupby(cu_seq_lens_q.diff().tolist())]
     parts = zip(*(_batches(tensor, runs) for tensor in (query, key, value)), strict=True)
     outputs = [sdpa_attention_forward(module, *part, None, **settings)[0].flatten(0, 1) for part in parts]
@@ -100,23 +102,6 @@ def _batches(tensor: torch.Tensor, runs: Sequence[tuple[int, int]]) -> list[torc
     return [
         part.unflatten(1, (count, length)).transpose(0, 1) for part, (length, count) in zip(parts, runs, strict=True)
     ]
-
-
-def _takes_varlen(query: torch.Tensor, value: torch.Tensor, *, dropout: float) -> bool:
-    """Whether the GPU's kernel for sequences of varying length takes this: half precision, no dropout."""
-    if not query.is_cuda or dropout:
-        return False
-    kernel = varlen_kernel()
-    return kernel is not None and kernel.takes(query, value, window=None)
-
-
-def _in_one_call(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, stretches: Stretches, *, scaling: float | None
-) -> torch.Tensor:
-    kernel = varlen_kernel()
-    assert kernel is not None, "asked before"
-    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (P, H, D)
-    return kernel.attend(queries, keys, values, stretches, causal=False, window=None, scaling=scaling)[None]
 
 
 AttentionInterface.register(WINDOW_ATTENTION, _attention)

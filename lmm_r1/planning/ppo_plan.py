@@ -226,7 +226,6 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
     # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
     zero = zero_settings(config, optim, ranks=max(1, group.gpus), on_gpu=on_gpu, passes=2)
     gradients = not on_gpu and zero.stage in (1, 2) and not zero.sums_alone
-    again = config.train.num_episodes > 1 or actor.freeze_visual_encoder or actor.freeze_prefix or config.ds.lora.rank
     return planned_model(
         _settings(
             config,
@@ -239,7 +238,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         ranks=group.gpus_per_node,
         gpus=group.gpus,
         cache_gib=config.ds.image_cache_gib,
-        keeps=not trained and bool(again),
+        keeps=not trained and config.train.num_episodes > 1,
         offload=bool(config.ref.offload if role == "reference" else config.reward.offload),
         sleeps=on_gpu and trained and bool(config.ds.enable_sleep) and not config.ds.adam_offload,
         averages=role == "policy" and config.train.enable_ema,

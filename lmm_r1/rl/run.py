@@ -17,11 +17,9 @@ from lmm_r1 import cpu, dotted, quiet
 from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.checkpoints import kept_for
-from lmm_r1.cluster import nodes
+from lmm_r1.cluster import nodes, run_environment, worker_runtime
 from lmm_r1.cluster.nodes import SharedPath, check_shared
-from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
-from lmm_r1.config import PPOConfig, checkpoint_folder, model_path, model_paths
+from lmm_r1.config import PPOConfig, checkpoint_folder, model_paths
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
@@ -42,7 +40,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.engine import FINE_TUNE, check_backend
-from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
+from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
 from lmm_r1.lmm_kits import Checkpoint
@@ -161,7 +159,6 @@ def train(
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, policy=policy, rows=rows))
-    say(_parity(config))
     with framed(
         config,
         policy,
@@ -250,15 +247,8 @@ def _start_workers(
 ) -> _Workers:
     """Start the processes of engines and models together, so that models import their libraries while engines load."""
     train, ds, shared = config.train, config.ds, None
-    # How many consecutive ranks of a model should be on one node.
-    ranks = {
-        "--ds.tensor_parallel_size": ds.tensor_parallel_size,
-        "--ds.ulysses_size": ds.ulysses_size,
-        "--ds.zpg": ds.zpg,
-    }
     if train.colocate_all or train.colocate_actor_ref:
-        together = ranks | (engine_groups(config) if train.colocate_all else {})
-        shared = reserve(config.actor.gpus, together=together)
+        shared = reserve(config.actor.gpus)
     everywhere = shared if train.colocate_all else None
     engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
 
@@ -267,7 +257,7 @@ def _start_workers(
             size.nodes,
             size.gpus_per_node,
             worker,
-            pg=shared or reserve(size.gpus, together=ranks),
+            pg=shared or reserve(size.gpus),
             num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
             duplicate_actors=ds.tensor_parallel_size * ds.ulysses_size,
         )
@@ -275,21 +265,13 @@ def _start_workers(
     policy = group(PolicyWorker, config.actor, shared)
     reference = group(ReferenceWorker, config.ref, shared) if config.needs_reference_model else None
     if train.colocate_critic_reward:
-        everywhere = reserve(config.critic.gpus, together=ranks)
+        everywhere = reserve(config.critic.gpus)
     critic, reward_model = (
         group(worker, size, everywhere) if size.model_name_or_path else None
         for worker, size in ((CriticWorker, config.critic), (RewardWorker, config.reward))
     )
     models = Models(policy=policy, reference=reference, critic=critic, reward=reward_model)
     return _Workers(engines=engines, models=models)
-
-
-def _parity(config: PPOConfig) -> str | None:
-    """Return the gap between engine and trainer of the policy, if it was measured before."""
-    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
-    device = "CUDA" if cpu.has_cuda() else "CPU"
-    kept = kept_for(model_path(config), dtype=config.ds.param_dtype, max_len=config.data.max_len, device=device)
-    return None if kept is None else f"parity, as measured before: {kept.line}"
 
 
 def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None:

@@ -33,7 +33,7 @@ from lmm_r1.host.workers import BaseModelActor, offload_deepspeed_states, reload
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off, merged_state_dict
-from lmm_r1.models.image_features import FeatureCounts, share_features
+from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import Role, rl_settings
 from lmm_r1.models.packed.packing import stacked
@@ -67,15 +67,6 @@ class ModelWorker(BaseModelActor):
     def kit_module(self) -> KitModule:
         """The model without DeepSpeed's engine around it."""
         return self.model if isinstance(self.model, KitActor) else self.model.module
-
-    def _begin(self, strategy: KitStrategy) -> None:
-        """Join the process group of the model's ranks, on the cores that they are to work on."""
-        if strategy.config.train.async_enable:
-            cpu.take_cores("models")
-        if ray.is_initialized():
-            cluster = ray.get_runtime_context()
-            share_features(f"{cluster.gcs_address} {cluster.get_job_id()}")
-        self._setup_distributed(strategy)
 
     def _load(self, path: str, *, offload: bool = False) -> KitActor | KitValueModel:
         """Return the model of a checkpoint, before DeepSpeed has it.
@@ -247,7 +238,7 @@ class KitPolicyActor(TrainedWorker):
         Args:
             max_steps: optimizer steps of the run.
         """
-        self._begin(strategy)
+        self._setup_distributed(strategy)
         config, self.vllm_engines = self.config, vllm_engines
         self.processor = Checkpoint(pretrain, trust_remote_code=config.train.trust_remote_code).processor
         self._prepare(self._load(pretrain), config.actor, steps=max_steps)
@@ -416,7 +407,7 @@ class KitCriticActor(TrainedWorker):
         Args:
             max_steps: its optimizer steps in the run.
         """
-        self._begin(strategy)
+        self._setup_distributed(strategy)
         self._prepare(self._load(pretrain), self.config.critic, steps=max_steps)
         self._check_packing()
 
@@ -458,7 +449,7 @@ class KitReferenceActor(ModelWorker):
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         """Load the reference; raises UserError if it cannot be used."""
-        self._begin(strategy)
+        self._setup_distributed(strategy)
         self.model = strategy.prepare(self._load(pretrain, offload=bool(self.config.ref.offload)))
         self.model.eval()
         self._check_packing()
@@ -491,7 +482,7 @@ class KitRewardActor(ModelWorker):
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         """Load the reward model; raises UserError if it cannot be used."""
-        self._begin(strategy)
+        self._setup_distributed(strategy)
         self.model = strategy.prepare(self._load(pretrain, offload=self.config.reward.offload))
         self.model.eval()
         self._check_packing()

@@ -14,7 +14,6 @@ from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import UserError
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken
-from lmm_r1.models.image_features import share_features
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.supervised import chat_template, first_fitting, updates_per_epoch
 from lmm_r1.supervised.loop import SupervisedRun
@@ -99,8 +98,6 @@ def _joined(config: SupervisedConfig) -> Iterator[KitStrategy]:
     strategy = make_strategy(config)
     strategy.setup_distributed()
     try:
-        if dist.get_world_size() > 1:
-            share_features(f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}")
         yield strategy
     except BaseException:
         leave_group(failed=True)

@@ -13,7 +13,7 @@ from helpers.commands import flags, write_rows
 from helpers.commands_here import start_anew
 
 from lmm_r1 import cli
-from lmm_r1.cluster.worker_processes import KIT_VARIABLE
+from lmm_r1.cluster import KIT_VARIABLE
 from lmm_r1.rl.advantages import RewardedRollout, estimator_named
 from lmm_r1.rl.losses import LossSettings, PolicyPass, loss_named
 

@@ -13,7 +13,6 @@ from helpers.tiny_models import make_actor
 
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.image_features import process_store
 
 IMAGE_KITS = kits_with("images")
 # Those whose tower and projector are two calls.
@@ -74,7 +73,6 @@ def assert_close(found: Results, expected: Results) -> None:
 
 def check(folder: Path, batches: list[Batch], settings: dict[str, Any]) -> None:
     """Compare a model that keeps features with one that does not, on batches that are all new, partly known and known."""
-    process_store.cache_clear()
     plain, keeping = make_actor(folder, **settings), make_actor(folder, **settings, image_cache_gib=GIB)
     runs, first, second = tower_runs(keeping), *batches
     expected = [together(plain, batch) for batch in (first, second)]
@@ -111,7 +109,6 @@ def test_a_projector_learns_from_kept_features_of_its_tower(tiny_checkpoint, bat
 @pytest.mark.parametrize("name", IMAGE_KITS)
 def test_features_come_of_no_weights_but_those_of_tower_and_projector(tiny_checkpoint, batches_of, name):
     """Others may be trained: what is kept would be of theirs before."""
-    process_store.cache_clear()
     actor = make_actor(tiny_checkpoint(name), freeze_visual_encoder=True, image_cache_gib=GIB)
     plain = make_actor(tiny_checkpoint(name), freeze_visual_encoder=True)
     batch = batches_of(name)[0]

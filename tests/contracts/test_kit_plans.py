@@ -60,9 +60,8 @@ def test_a_planned_pass_holds_what_a_computed_one_does(name, tiny_checkpoint):
 def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_computed(tiny_checkpoint):
     folder = str(tiny_checkpoint("qwen2_5_vl"))
     whole = ModelSize.of(empty_model(folder, "policy", settings=flat_settings(SETTINGS)[0], checkpointing=False).actor)
-    dora = {"lora_rank": 4, "use_dora": True}
     half_lora = {"lora_rank": 4, "param_dtype": "bf16"}
-    for settings in ({"lora_rank": 4}, half_lora, dora, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
+    for settings in ({"lora_rank": 4}, half_lora, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
         planned, computed = held(folder, role="policy", checkpointing=True, **settings)
         assert planned == computed
     size = ModelSize.of(

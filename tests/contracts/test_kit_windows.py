@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.conversations import clip, message, picture
 from helpers.tiny_models import encode, make_actor
-from helpers.varlen_kernels import Calls, of_torch, without_groups
+from helpers.varlen_kernels import Calls, of_torch
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -29,7 +29,7 @@ DOUBLE = 1e-12
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(vision_tower, "_takes_varlen", lambda *given, **settings: True)
+    monkeypatch.setattr(vision_tower, "kernel_for", lambda *given, **settings: varlen_kernel())
     varlen_kernel.cache_clear()
     yield
     varlen_kernel.cache_clear()
@@ -58,17 +58,14 @@ def loaded(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[KitA
     return load
 
 
-@pytest.mark.parametrize("make", [of_torch, without_groups])
 @pytest.mark.parametrize("name", WINDOWED)
-def test_one_call_for_all_windows_of_a_layer_gives_what_one_for_each_window_does(
-    loaded, monkeypatch, on_gpu, name, make
-):
+def test_one_call_for_all_windows_of_a_layer_gives_what_one_for_each_window_does(loaded, monkeypatch, on_gpu, name):
     actor, media = loaded(name)
     model, kit = actor.model, actor.kit
     tower = kit.windowed_tower_of(model)
     assert tower.config._attn_implementation == WINDOW_ATTENTION
     calls: Calls = []
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", make(calls))
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch(calls))
     mine = tower_run(model, kit, media)
     assert len(calls) == len(tower.blocks)
     assert all(call["window_size"] == (-1, -1) for call in calls)

@@ -19,7 +19,7 @@ from helpers.value_models import make_value_model
 from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapted_layers, layer_weights, magnitude_of
+from lmm_r1.models.adapters import adapted_layers, layer_weights
 from lmm_r1.models.loading import LoadSettings
 
 RANKS, STEPS = 2, 2
@@ -96,8 +96,8 @@ def _pairs_by_hand(case: Case) -> Updates:
     kit, processor = _kit_of(case)
     samples = [encode_pair(row, kit=kit, processor=processor, max_len=4096) for row in rows()]
     in_4bit = case.flags.get("ds.load_in_4bit", False)
-    kinds = {name: case.flags.get(f"ds.lora.{name}", False) for name in ("use_dora", "use_rslora")}
-    policy = policy_of(str(case.folder), lora=case.lora, load_in_4bit=in_4bit, **kinds).train()
+    use_rslora = case.flags.get("ds.lora.use_rslora", False)
+    policy = policy_of(str(case.folder), lora=case.lora, load_in_4bit=in_4bit, use_rslora=use_rslora).train()
     reference = make_actor(case.folder, load_in_4bit=in_4bit)
 
     def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
@@ -179,9 +179,6 @@ def _disturbed(actor: KitActor) -> KitActor:
     for layer in adapted_layers(actor.model).values():
         for factor in layer_weights(layer)[1:]:
             torch.nn.init.normal_(factor, std=0.1, generator=generator)
-        magnitude = magnitude_of(layer)
-        if magnitude is not None:
-            magnitude.data *= 1 + 0.1 * torch.randn(magnitude.shape, generator=generator)
     return actor
 
 

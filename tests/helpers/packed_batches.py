@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.double_precision import in_double
 from helpers.engines import disturb
 from helpers.tiny_models import make_actor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmm_r1.checkpoints.merge_job import in_double
 from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.actor import KitActor

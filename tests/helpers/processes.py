@@ -52,7 +52,7 @@ def forking_python() -> str:
     """Return the command that Ray starts workers with instead of Python: each is a fork of a warm process."""
     from helpers import fork_server
 
-    from lmm_r1.cluster.worker_processes import run_environment
+    from lmm_r1.cluster import run_environment
 
     folder = tempfile.TemporaryDirectory(prefix="lmm_r1_forks_")
     atexit.register(folder.cleanup)

@@ -76,9 +76,8 @@ def compare(
     **settings: Any,
 ) -> dict[str, Any]:
     """Compare an actor's log-probs, entropies and gradients on a batch of groups with and without the other ranks."""
+    from helpers.double_precision import DoublePrecision
     from helpers.tiny_models import make_actor
-
-    from lmm_r1.checkpoints.merge_job import DoublePrecision
 
     actor = make_actor(Path(path), packing_samples=True, share_prefix=True, **settings).train()
     _disturb(actor.model, dtype=dtype)

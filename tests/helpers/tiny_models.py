@@ -23,7 +23,7 @@ from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.value_model import KitValueModel
 
 _LORA = {"lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
-_LORA |= {name: name for name in ("target_modules", "use_dora", "use_rslora")}
+_LORA |= {name: name for name in ("target_modules", "use_rslora")}
 _OWN = ("temperature", "ban_media_tokens", "ds_config", "empty", "value_head_prefix", "normalize_reward")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,16 +15,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from helpers.conversations import clip, message, picture
+from helpers.double_precision import DoublePrecision
 from helpers.launched_ranks import constant_adam
 from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, make_actor
 
-from lmm_r1.checkpoints.merge_job import DoublePrecision
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models import loading
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights
-from lmm_r1.models.image_features import process_store, share_features
 
 
 @contextmanager
@@ -199,8 +197,6 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
     if not case.keeps_small_weights:
         strategy.__class__ = NothingKept
     strategy.setup_distributed()
-    process_store.cache_clear()
-    share_features(f"{os.environ['MASTER_PORT']} {case}")
     if not case.trained:
         kept = {"image_cache_gib": case.kept_features_gib, "trained": False}
         return strategy, strategy.prepare(_actor(case, ds_config=strategy.get_ds_eval_config(), **kept))

@@ -1,4 +1,4 @@
-"""Stand-ins for a GPU's kernels over sequences of varying length, with the signatures of several releases of PyTorch.
+"""Stand-ins for a GPU's kernels over sequences of varying length, with their signatures.
 
 What they compute is attention in double precision, sequence by sequence; they note what they are called with.
 """
@@ -96,51 +96,5 @@ def of_torch(calls: Calls) -> Callable[..., torch.Tensor]:
         assert enable_gqa or heads[0] == heads[1], "PyTorch raises ValueError"
         calls.append({"window_size": window_size, "enable_gqa": enable_gqa, "heads": heads})
         return reference(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, sides=window_size, scale=scale)
-
-    return varlen_attn
-
-
-def without_groups(calls: Calls) -> Callable[..., torch.Tensor]:
-    """Return a kernel that takes as many heads of keys as of queries."""
-
-    def varlen_attn(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seq_q: torch.Tensor,
-        cu_seq_k: torch.Tensor,
-        max_q: int,
-        max_k: int,
-        *,
-        return_aux: Any = None,
-        scale: float | None = None,
-        window_size: tuple[int, int] = (-1, -1),
-    ) -> torch.Tensor:
-        assert query.shape[1] == key.shape[1] == value.shape[1], "PyTorch's operator raises RuntimeError"
-        calls.append({"window_size": window_size, "heads": (query.shape[1], key.shape[1])})
-        return reference(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, sides=window_size, scale=scale)
-
-    return varlen_attn
-
-
-def without_windows(calls: Calls) -> Callable[..., torch.Tensor]:
-    """Return a kernel that also knows causal attention and attention to all, and nothing between them."""
-
-    def varlen_attn(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seq_q: torch.Tensor,
-        cu_seq_k: torch.Tensor,
-        max_q: int,
-        max_k: int,
-        is_causal: bool = False,
-        return_aux: Any = None,
-        scale: float | None = None,
-    ) -> torch.Tensor:
-        assert query.shape[1] == key.shape[1] == value.shape[1], "PyTorch's operator raises RuntimeError"
-        calls.append({"is_causal": is_causal, "heads": (query.shape[1], key.shape[1])})
-        sides = (-1, 0 if is_causal else -1)
-        return reference(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, sides=sides, scale=scale)
 
     return varlen_attn

@@ -77,7 +77,7 @@ def test_a_driver_without_gpus_starts_gpu_workers_whose_neighbours_share_a_node(
     spread = workers.placement_group
     # As on a busy cluster: one bundle here, one there.
     monkeypatch.setattr(workers, "placement_group", lambda bundles, strategy: spread(bundles, strategy="SPREAD"))
-    reservation = reserve(2 * GPUS, together={"--ds.ulysses_size": GPUS})
+    reservation = reserve(2 * GPUS)
     group = WorkerGroup(2, GPUS, Model, pg=reservation, num_gpus_per_actor=0.2, duplicate_actors=GPUS)
     try:
         told, places, environments = zip(
@@ -94,19 +94,18 @@ def test_a_driver_without_gpus_starts_gpu_workers_whose_neighbours_share_a_node(
     assert all(environment[2] in ("0", "1") for environment in environments)
 
 
-def test_groups_that_no_node_has_room_for_are_told_and_gpus_are_waited_for(cluster, monkeypatch, caplog):
+def test_gpus_are_waited_for_and_the_waiting_is_told(cluster, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(workers, "_PATIENCE_S", 0.5)
     held = placement_group([{"GPU": 1}] * (2 * GPUS))
     ray.get(held.ready())
     threading.Timer(2, remove_placement_group, [held]).start()
-    reservation = reserve(2 * GPUS, together={"--vllm.tensor_parallel_size": 2 * GPUS, "--ds.ulysses_size": GPUS})
+    reservation = reserve(2 * GPUS)
     remove_placement_group(reservation.group)
-    waiting, apart = [record.getMessage() for record in caplog.records]
+    [waiting] = [record.getMessage() for record in caplog.records]
     assert waiting.startswith(
         f"waiting for {2 * GPUS} GPUs, each with a CPU core: Ray has {2 * GPUS}, of which 0 are free"
     )
-    assert apart.startswith(f"--vllm.tensor_parallel_size {2 * GPUS}: 1 of the 1 groups")
 
 
 def test_a_path_that_a_node_does_not_see_is_named_with_the_node(cluster, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from helpers.kitless import build_kitless
 
 from lmm_r1 import cli
 from lmm_r1.cli import make_task
-from lmm_r1.cluster.worker_processes import KIT_VARIABLE
+from lmm_r1.cluster import KIT_VARIABLE
 from lmm_r1.lmm_kits import kit_of
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]

@@ -13,7 +13,7 @@ from helpers.value_models import save_reward_model
 from lmm_r1.lmm_kits import get_kit
 
 APART = {"train.shared_prefix_enable": False}
-DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
+RSLORA = {"ds.lora.use_rslora": True}
 IN_4BIT = {"ds.load_in_4bit": True}
 CASES = table("integration/dpo_steps", "cases")
 # Sums of up to some thousand terms in fp32, in some ten layers after one another.
@@ -49,12 +49,12 @@ def updates_of(
 
 def _alone(case: Case) -> Case:
     """What one process does by hand, which is the same for many settings of ranks."""
-    flags = {name: value for name, value in case.flags.items() if name in {*DORA, *IN_4BIT}}
+    flags = {name: value for name, value in case.flags.items() if name in {*RSLORA, *IN_4BIT}}
     return Case(folder=case.folder, kind=case.kind, lora=case.lora, teacher=case.teacher, flags=flags)
 
 
 def _kind(case: Case) -> tuple[object, ...]:
-    return (case.kind, case.lora, *sorted(case.flags.keys() & {*DORA, *IN_4BIT}))
+    return (case.kind, case.lora, *sorted(case.flags.keys() & {*RSLORA, *IN_4BIT}))
 
 
 @pytest.mark.full

@@ -10,7 +10,6 @@ from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
-from lmm_r1.host import strategy as strategy_module
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -92,20 +91,3 @@ def test_a_resumed_run_goes_on_at_the_rate_of_the_next_update(zero_stage, after,
     for share in RATES["cosine_with_min_lr"][after:]:
         assert loaded.get_lr() == pytest.approx([share * PEAK] * len(loaded.get_lr()), rel=1e-4)
         assert moved(loader, loaded) == pytest.approx(share * PEAK, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("given", "flags"),
-    [
-        ({"steps": 4, "lr": 0.0}, "--adam.lr 0 with --lr_scheduler cosine_with_min_lr over 4 updates"),
-        ({"steps": 0}, "--adam.lr 0.01 with --lr_scheduler cosine_with_min_lr over 0 updates"),
-        ({"steps": 4}, None),
-        ({"steps": 1, "lr_scheduler": "linear", "lr_warmup_ratio": 0.0}, None),
-    ],
-)
-def test_a_run_that_cannot_learn_is_warned_of(given, flags, caplog):
-    made(**given)
-    said = [record.getMessage() for record in caplog.records if record.name == strategy_module.__name__]
-    assert said == (
-        [] if flags is None else [f"no update has a learning rate above 0, so the weights stay as they are: {flags}"]
-    )

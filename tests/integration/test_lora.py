@@ -30,14 +30,13 @@ from lmm_r1.train.publication import MovingAverage
 KIT = "qwen2_5_vl"
 SEQUENCES = torch.arange(3, 19)[None]  # (1, 16)
 EVERYTHING = torch.ones_like(SEQUENCES)
-DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
+RSLORA = {"ds.lora.use_rslora": True}
 RUNS: dict[str, tuple[int, dict[str, object]]] = {
     "LoRA, ZeRO-2": (2, {}),
     "LoRA, ZeRO-3": (3, {}),
-    "DoRA, ZeRO-2": (2, DORA),
-    "DoRA, ZeRO-3": (3, DORA),
+    "rsLoRA, ZeRO-3": (3, RSLORA),
     "4 bits, moments in 8 bits, ZeRO-2": (2, {"ds.load_in_4bit": True, "optim": "adamw_8bit"}),
-    "DoRA in 4 bits, ZeRO-1": (1, {"ds.load_in_4bit": True, **DORA}),
+    "rsLoRA in 4 bits, ZeRO-1": (1, {"ds.load_in_4bit": True, **RSLORA}),
     "moments in 8 bits, ZeRO-3": (3, {"optim": "adamw_8bit"}),
 }
 
@@ -71,7 +70,6 @@ def prepared(strategy: KitStrategy, folder: Path, **packed: bool) -> KitActor:
         param_dtype=args.ds.param_dtype,
         ds_config=strategy.get_ds_train_config(),
         lora_rank=args.ds.lora.rank,
-        use_dora=args.ds.lora.use_dora,
         use_rslora=args.ds.lora.use_rslora,
         load_in_4bit=args.ds.load_in_4bit,
         **packed,
@@ -254,7 +252,7 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, flags, tiny_chec
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "LoRA, ZeRO-3", "DoRA, ZeRO-3", "DoRA in 4 bits, ZeRO-1"])
+@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "LoRA, ZeRO-3", "rsLoRA in 4 bits, ZeRO-1"])
 def test_in_bf16_the_saved_model_is_the_trained_one_bit_by_bit(run, tiny_checkpoint, tmp_path):
     stage, flags = RUNS[run]
     strategy = make_run(stage, **flags | {"ds.param_dtype": "bf16"})
@@ -267,7 +265,7 @@ def test_in_bf16_the_saved_model_is_the_trained_one_bit_by_bit(run, tiny_checkpo
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "DoRA, ZeRO-3"])
+@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "rsLoRA, ZeRO-3"])
 def test_a_moving_average_is_that_of_the_merged_weights(run, tiny_checkpoint, tmp_path):
     stage, flags = RUNS[run]
     strategy = make_run(stage, **flags)
@@ -294,7 +292,7 @@ def test_a_moving_average_is_that_of_the_merged_weights(run, tiny_checkpoint, tm
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "LoRA, ZeRO-3", "DoRA, ZeRO-3", "4 bits, moments in 8 bits, ZeRO-2"])
+@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "LoRA, ZeRO-3", "4 bits, moments in 8 bits, ZeRO-2"])
 def test_a_policy_without_its_adapters_gives_the_log_probs_of_a_second_copy(run, tiny_checkpoint):
     stage, flags = RUNS[run]
     folder, strategy = tiny_checkpoint(KIT), make_run(stage, **flags)

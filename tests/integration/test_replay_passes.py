@@ -29,7 +29,7 @@ def workers() -> Iterator[WorkerGroup]:
     # Workers can't import a test module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     start_cluster()
-    yield WorkerGroup(1, 2, Worker, pg=reserve(2, together={}), num_gpus_per_actor=0.5)
+    yield WorkerGroup(1, 2, Worker, pg=reserve(2), num_gpus_per_actor=0.5)
     ray.shutdown()
 
 

@@ -1,14 +1,13 @@
 """What a machine without CUDA needs; `is_available` is set in both directions, so that it holds on any machine."""
 
 import os
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lmm_r1 import cpu
-from lmm_r1.cluster.worker_processes import run_environment
+from lmm_r1.cluster import run_environment
 from lmm_r1.host import seams
 
 
@@ -24,45 +23,6 @@ def test_without_cuda_tensors_are_the_cpus_and_nothing_waits_for_a_gpu():
     cpu.prepare_worker()
     assert cpu.device() == torch.device("cpu")
     assert torch.cuda.synchronize() is None
-
-
-@pytest.mark.parametrize(
-    ("cores", "engines", "models"),
-    [({0, 1}, [0], [1]), ({2, 4, 6}, [2], [4, 6]), ({0, 1, 2, 3}, [0, 1], [2, 3]), ({5}, [5], [5])],
-)
-def test_engines_and_models_that_work_at_the_same_time_have_cores_of_their_own(monkeypatch, cores, engines, models):
-    bound: dict[int, list[int]] = {}
-    monkeypatch.setenv(cpu.BACKEND, "cpu")
-    monkeypatch.setattr(cpu, "_cores", None)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(bound.get(process, cores)))
-    monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    threads: list[int] = []
-
-    def set_threads(count: int) -> None:
-        threads.append(count)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: count)
-
-    monkeypatch.setattr(torch, "set_num_threads", set_threads)
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    for side, own in (("engines", engines), ("models", models)):
-        cpu.take_cores(side)
-        # An engine's own process has as many.
-        assert os.environ["OMP_NUM_THREADS"] == str(len(own))
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-        # Of every thread that there is.
-        assert bound.pop(os.getpid()) == own
-        assert all(bound.pop(thread.native_id) == own for thread in threading.enumerate()[1:])
-        # What the process sees from then on, as one that is called again does.
-        bound.clear()
-        bound[0] = own
-    assert threads == [len(engines), len(models)]
-    # Whoever has asked for fewer threads keeps to them, and GPUs have cores enough.
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    cpu.take_cores("models")
-    monkeypatch.setenv(cpu.BACKEND, "cuda")
-    cpu.take_cores("models")
-    assert threads[2:] == [1]
 
 
 def test_with_cuda_nothing_is_touched(monkeypatch):
@@ -171,27 +131,23 @@ def test_a_request_with_a_seed_begins_anew_where_its_prompt_is_read_in_parts(mon
 
 
 @pytest.mark.usefixtures("without_cuda", "own_environment")
-def test_threads_look_for_one_another_on_free_cores_and_sleep_beside_other_work(monkeypatch, caplog):
+@pytest.mark.parametrize(("used", "spins"), [(0.019, "300000"), (0.013, "0")])
+def test_threads_look_for_one_another_on_free_cores_and_sleep_beside_other_work(used, spins, monkeypatch):
     monkeypatch.setitem(cpu._ENVIRONMENT, "OMP_NUM_THREADS", "2")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(cpu, "_share", None)
-    for share, spins in (1.0, "300000"), (2 / 3, "0"):
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-        monkeypatch.setenv("LMM_R1_VERBOSE", "1")
-        monkeypatch.setattr(cpu, "free_share", lambda share=share: share)
-        cpu.choose_waiting()
-        assert os.environ["GOMP_SPINCOUNT"] == spins
-        assert cpu.worker_environment()["GOMP_SPINCOUNT"] == "300000", "of workers on other machines"
-        assert run_environment()["GOMP_SPINCOUNT"] == spins
-        cpu.prepare_process()
-        assert ("67 % available" in caplog.text) == (spins == "0")
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    clock, busy = iter((0.0, 0.02, 0.02)), iter((0.0, used))
+    monkeypatch.setattr(cpu, "time", SimpleNamespace(perf_counter=lambda: next(clock), thread_time=lambda: next(busy)))
+    cpu.choose_waiting()
+    assert os.environ["GOMP_SPINCOUNT"] == spins
+    assert cpu.worker_environment()["GOMP_SPINCOUNT"] == "300000", "of workers on other machines"
+    assert run_environment()["GOMP_SPINCOUNT"] == spins
 
 
 @pytest.mark.usefixtures("without_cuda")
 def test_how_threads_wait_is_the_users_choice_and_none_where_there_is_one_thread(monkeypatch):
     monkeypatch.setitem(cpu._ENVIRONMENT, "OMP_NUM_THREADS", "2")
-    monkeypatch.setattr(cpu, "free_share", lambda: pytest.fail("nothing is to be chosen"))
+    monkeypatch.setattr(cpu, "time", None)
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "7", "OMP_WAIT_POLICY": "active"}.items():

@@ -1,7 +1,7 @@
 """Attention over packed sequences, registered with transformers under one name for every architecture.
 
-The layout reaches the attention layers in the place of their mask, so that it is there again when activations are
-recomputed in the backward pass. Whatever is not a packed sequence goes to PyTorch's SDPA as if it had been asked for.
+The layout reaches the attention layers instead of a mask, so it is there again when activations are recomputed in the
+backward pass. Other inputs go to PyTorch's SDPA.
 """
 
 from __future__ import annotations
@@ -19,160 +19,22 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
+from torch.distributed.nn.functional import all_to_all_single
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lmm_r1.lmm_kits.delta_rule import LINEAR_LAYER
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
 from lmm_r1.models.packed.linear_attention import has_delta_rule, use_packed_delta_rule
-from lmm_r1.models.packed.varlen_kernel import varlen_kernel
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-# Up to this many queries, the backward kernel is two to six times as fast in single precision as in bfloat16, in which
-# it also rounds the sums for keys and values with each of its blocks of queries.
-_SHORT = 384
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Call:
-    """One call of the kernel: which tokens' queries it takes, on which tokens' keys and values."""
-
-    queries: slice
-    keys: slice
-    is_causal: bool
-    bias: torch.Tensor | None
-    """Added to the scores, (L, L)."""
-
-
-def fits_cpu_kernel(
-    query: torch.Tensor, value: torch.Tensor, layout: PackedLayout, *, window: int | None, dropout: float
-) -> bool:
-    """Whether `attend_on_cpu` takes this: on a CPU, without dropout, every segment sees all of its prefix."""
-    one_width = query.shape[-1] == value.shape[-1]
-    return query.device.type == "cpu" and one_width and not dropout and not layout.cuts_prefix(window=window)
-
-
-def attend_on_cpu(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layout: PackedLayout,
-    *,
-    window: int | None,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Return the outputs (1, T, H, D) of queries (1, H, T, D) over keys and values (1, K, T, D)."""
-    own = tuple(_own_calls(layout, window=window, dtype=query.dtype))
-    shared = tuple(_prefix_calls(layout))
-    return _CpuAttention.apply(query, key, value, own, shared, scaling).transpose(1, 2)
-
-
-def _own_calls(layout: PackedLayout, *, window: int | None, dtype: torch.dtype) -> Iterator[_Call]:
-    """Yield the call of each segment on itself."""
-    for index, segment in enumerate(layout.segments):
-        tokens = slice(segment.start, segment.end)
-        bias = None
-        if layout.has_block[index] or (segment.prefix is None and not layout.is_plain(index, window=window)):
-            mask = layout.mask(index, window=window, device=torch.device("cpu"))[:, -segment.length :]
-            bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-        yield _Call(queries=tokens, keys=tokens, is_causal=bias is None, bias=bias)
-
-
-def _prefix_calls(layout: PackedLayout) -> Iterator[_Call]:
-    """Yield the call of all tokens behind a segment in whose prefix it is."""
-    for prefix, tokens in layout.runs:
-        segment = layout.segments[prefix]
-        yield _Call(queries=tokens, keys=slice(segment.start, segment.end), is_causal=False, bias=None)
-
-
-class _CpuAttention(torch.autograd.Function):
-    """A packed sequence's attention as calls of PyTorch's kernel for CPUs, forward and backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        own: tuple[_Call, ...],
-        shared: tuple[_Call, ...],
-        scaling: float | None,
-    ) -> torch.Tensor:
-        batch, heads, length, width = query.shape
-        output = query.new_empty(batch, length, heads, width).transpose(1, 2)
-        # Log-sum-exps (1, H, T), never in half precision.
-        lse = query.new_empty(batch, heads, length, dtype=torch.promote_types(query.dtype, torch.float32))
-
-        def attend(call: _Call) -> tuple[torch.Tensor, torch.Tensor]:
-            parts = (query[:, :, call.queries], key[:, :, call.keys], value[:, :, call.keys])
-            return _forward(*parts, 0.0, call.is_causal, attn_mask=call.bias, scale=scaling)
-
-        for call in own:
-            output[:, :, call.queries], lse[:, :, call.queries] = attend(call)
-        for call in shared:
-            _merge(output[:, :, call.queries], lse[:, :, call.queries], *attend(call))
-        ctx.save_for_backward(query, key, value, output, lse)
-        ctx.own, ctx.shared, ctx.scaling = own, shared, scaling
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, output, lse = ctx.saved_tensors
-        # What a token gets as part of its segment and of a prefix is summed in single precision.
-        wide = torch.promote_types(query.dtype, torch.float32)
-        sums = [torch.empty_like(tensor, dtype=wide) for tensor in (query, key, value)]
-
-        def gradients(call: _Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            dtype = torch.float32 if _is_short(call) and query.dtype.itemsize == 2 else query.dtype
-            given = [tensor[:, :, call.queries].to(dtype) for tensor in (gradient, query)]
-            given += [tensor[:, :, call.keys].to(dtype) for tensor in (key, value)]
-            given += [output[:, :, call.queries].to(dtype), lse[:, :, call.queries]]
-            bias = None if call.bias is None else call.bias.to(dtype)
-            return _backward(*given, 0.0, call.is_causal, attn_mask=bias, scale=ctx.scaling)
-
-        shared = [piece for whole in ctx.shared for piece in _pieces(whole, query.dtype)]
-        for call in (*ctx.own, *shared):
-            places = (call.queries, call.keys, call.keys)
-            for total, place, part in zip(sums, places, gradients(call), strict=True):
-                if call.keys == call.queries:
-                    total[:, :, place] = part
-                else:
-                    total[:, :, place] += part
-        for_query, for_key, for_value = (total.to(query.dtype) for total in sums)
-        return for_query, for_key, for_value, None, None, None
-
-
-def _is_short(call: _Call) -> bool:
-    return call.queries.stop - call.queries.start <= _SHORT
-
-
-def _pieces(call: _Call, dtype: torch.dtype) -> Iterator[_Call]:
-    """Yield a call on a part of a prefix in pieces whose gradients are computed in single precision."""
-    if dtype.itemsize != 2:
-        yield call
-        return
-    for start in range(call.queries.start, call.queries.stop, _SHORT):
-        yield replace(call, queries=slice(start, min(start + _SHORT, call.queries.stop)))
-
-
-def _merge(output: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> None:
-    """Extend outputs (1, H, L, D) over some keys, with their log-sum-exps (1, H, L), by those over more keys."""
-    merged = torch.logaddexp(lse, more_lse)
-    kept, added = ((part - merged).exp_().unsqueeze(-1) for part in (lse, more_lse))
-    output.copy_(output * kept + more * added)
-    lse.copy_(merged)
-
+from lmm_r1.models.packed.varlen_kernel import VarlenKernel, kernel_for
 
 logger = logging.getLogger(__name__)
 
 BLOCK = 128
 """Tokens of a block; blocks in which no token attends to any other are left out."""
-# Of so many tokens at once it is worked out which they attend to: the mask of a whole sequence would be too large.
+# Rows of the mask that are computed at a time: the mask of a whole sequence would be too large.
 _ROWS = 8 * BLOCK
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -212,8 +74,8 @@ def fits_block_kernel(query: torch.Tensor, key: torch.Tensor, *, dropout: float)
 def token_mask(layout: PackedLayout, *, window: int | None, device: torch.device) -> TokenMask:
     """Return which of a packed sequence's T tokens attend to which, as `layout.mask` says segment by segment.
 
-    Those behind its end, up to `_filled`, are a segment of their own. A window is no number of the function's but
-    in a tensor: else the kernel would be compiled for each.
+    Padding up to `_filled` is a segment of its own. The window is passed as a tensor, so that the kernel is compiled
+    once for all windows.
     """
     end = layout.length
     segments = (*layout.segments, PackedSegment(start=end, end=_filled(end)))
@@ -320,7 +182,7 @@ _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedMask:
-    """What stands in the place of a mask: the layout of the packed sequence, and how far the layers that get it look back."""
+    """Passed instead of a mask: the packed layout and the window of the layers."""
 
     layout: PackedLayout
     window: int | None
@@ -371,13 +233,10 @@ def packing_refusal(model: PreTrainedModel) -> str | None:
 def use_packed_attention(model: PreTrainedModel) -> None:
     """Switch the text tower of a loaded model to `PACKED_ATTENTION`; vision towers keep what they have."""
     text = model.config.get_text_config()
-    names = {
-        key: config._attn_implementation
-        for key in model.config.sub_configs
-        if (config := getattr(model.config, key)) is not None and config is not text
-    }
-    names["" if text is model.config else _key_of(model.config, text)] = PACKED_ATTENTION
-    model.set_attn_implementation(names)
+    parts = {key: config for key in model.config.sub_configs if (config := getattr(model.config, key)) is not None}
+    names = {key: config._attn_implementation for key, config in parts.items() if config is not text}
+    key = next((key for key, config in parts.items() if config is text), "")  # "" is the model's own config
+    model.set_attn_implementation({**names, key: PACKED_ATTENTION})
     tower = _tower_of(model)
     if has_delta_rule(tower):
         use_packed_delta_rule(tower, _current_layout)
@@ -393,10 +252,6 @@ def _tower_of(model: PreTrainedModel) -> PreTrainedModel:
 def _current_layout() -> PackedLayout | None:
     current = _current.get()
     return None if current is None else current.layout
-
-
-def _key_of(config: PretrainedConfig, inner: PretrainedConfig) -> str:
-    return next(key for key in config.sub_configs if getattr(config, key) is inner)
 
 
 def _mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> PackedMask | torch.Tensor | None:
@@ -428,8 +283,9 @@ def _attention(
     layout, group = attention_mask.layout.seen_with(window=window), attention_mask.group
     if group is not None:
         query, key, value = tokens_for_heads(query, key, value, group=group)
-    if _takes_varlen(query, value, layout, window=window, dropout=dropout):
-        output = _in_one_call(query, key, value, layout, window=window, scaling=scaling)
+    kernel = None if any(layout.has_block) else kernel_for(query, value, dropout=dropout)
+    if kernel is not None:
+        output = _in_one_call(kernel, query, key, value, layout, window=window, scaling=scaling)
     elif fits_block_kernel(query, key, dropout=dropout):
         output = attend_in_blocks(query, key, value, layout, window=window, scaling=scaling)
     else:
@@ -448,8 +304,6 @@ def _by_segment(
     dropout: float,
 ) -> torch.Tensor:
     """Attend segment by segment; masks are as large as a segment and its prefix, and are shared by all layers."""
-    if fits_cpu_kernel(query, value, layout, window=window, dropout=dropout):
-        return attend_on_cpu(query, key, value, layout, window=window, scaling=scaling)
     varlen = layout.varlen(device=query.device)
     # Slices would each send back a gradient of the whole sequence's length.
     queries = query.split(layout.lengths, dim=2)
@@ -472,17 +326,8 @@ def _by_segment(
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
-def _takes_varlen(
-    query: torch.Tensor, value: torch.Tensor, layout: PackedLayout, *, window: int | None, dropout: float
-) -> bool:
-    """Whether the GPU's kernel for sequences of varying length takes this: causal, half precision, no dropout."""
-    if not query.is_cuda or any(layout.has_block) or dropout:
-        return False
-    kernel = varlen_kernel()
-    return kernel is not None and kernel.takes(query, value, window=window)
-
-
 def _in_one_call(
+    kernel: VarlenKernel,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -492,8 +337,7 @@ def _in_one_call(
     scaling: float | None,
 ) -> torch.Tensor:
     """Attend over all segments in one call of the GPU's kernel for sequences of varying length."""
-    kernel, varlen = varlen_kernel(), layout.varlen(device=query.device)
-    assert kernel is not None, "asked before"
+    varlen = layout.varlen(device=query.device)
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (T, H, D), (T, K, D)
     keys, values = (repeat_prefixes(tensor, varlen, dim=0) for tensor in (keys, values))
     return kernel.attend(queries, keys, values, varlen, causal=True, window=window, scaling=scaling)[None]
@@ -513,7 +357,7 @@ def tokens_for_heads(
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     parts = [tensor[0].unflatten(0, (size, -1)) for tensor in (query, key, value)]  # (N, heads, T / N, D) each
     sent = [part.flatten(1) for part in parts]
-    received = _AllToAll.apply(torch.cat(sent, dim=1), group).split([part.shape[1] for part in sent], dim=1)
+    received = _exchanged(torch.cat(sent, dim=1), group).split([part.shape[1] for part in sent], dim=1)
     # What came from a rank are the tokens of its share.
     whole = [
         tokens.unflatten(1, part.shape[1:]).transpose(0, 1).flatten(1, 2)[None]
@@ -525,28 +369,14 @@ def tokens_for_heads(
 def heads_for_tokens(output: torch.Tensor, *, group: dist.ProcessGroup) -> torch.Tensor:
     """Return all heads of this rank's tokens, (1, T / N, H, D), for its heads of all tokens, (1, T, H / N, D)."""
     parts = output[0].unflatten(0, (dist.get_world_size(group), -1))  # (N, T / N, heads, D)
-    return _AllToAll.apply(parts, group).transpose(0, 1).flatten(1, 2)[None]
+    return _exchanged(parts, group).transpose(0, 1).flatten(1, 2)[None]
 
 
-class _AllToAll(torch.autograd.Function):
-    """Sends the nth part of a tensor (N, ...) to rank n; a gradient goes back the way its value came."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _all_to_all(parts, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_to_all(gradient, ctx.group), None
-
-
-def _all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _exchanged(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Send the nth part of a tensor (N, ...) to rank n; a gradient goes back the way its value came."""
     # What is made like a tensor with other strides has these strides, too, and would be filled in another order.
     parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received
+    return all_to_all_single(torch.empty_like(parts), parts, group=group)
 
 
 AttentionInterface.register(PACKED_ATTENTION, _attention)

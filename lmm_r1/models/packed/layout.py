@@ -1,4 +1,4 @@
-"""Which tokens of a packed sequence attend to which: segments behind one another, which may be the nodes of trees."""
+"""Which tokens of a packed sequence attend to which: consecutive segments, possibly the nodes of trees."""
 
 from __future__ import annotations
 
@@ -103,21 +103,8 @@ class PackedLayout:
         segment = self.segments[index]
         return segment.prefix is None and not self.has_block[index] and not self._is_cut(segment, window)
 
-    @cached_property
-    def runs(self) -> tuple[tuple[int, slice], ...]:
-        """The index of each segment that others have in their prefix, with the tokens of all of those."""
-        return tuple(
-            (index, slice(segment.end, end))
-            for index, (segment, end) in enumerate(zip(self.segments, self.tree_ends, strict=True))
-            if end > segment.end
-        )
-
-    def cuts_prefix(self, *, window: int | None) -> bool:
-        """Whether the window keeps a token from some of a prefix that it attends to without it."""
-        return any(segment.prefix is not None and self._is_cut(segment, window) for segment in self.segments)
-
     def cuts(self, *, window: int | None) -> bool:
-        """Whether the window keeps a token from any that it attends to without it."""
+        """Whether the window hides any token that another one attends to without it."""
         return any(self._is_cut(segment, window) for segment in self.segments)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -165,7 +152,7 @@ class PackedLayout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RepeatedPrefix:
-    """A segment that stands among the keys of all those that have it in their prefix, as well as among its own."""
+    """A segment whose keys are repeated for each segment that has it in its prefix."""
 
     start: int
     """Where it stands in the packed sequence."""

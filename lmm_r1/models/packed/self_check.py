@@ -5,7 +5,6 @@ its positions on, just gives other results, which are off by as much as results 
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,10 +121,6 @@ def _numbers(value: Any) -> set[int]:
 SINGLE_PRECISION, HALF_PRECISION = 1e-3, 0.15
 # What is off at the start of responses alone would be lost in the mean over long ones: so many tokens also count alone.
 START = 8
-# A forward that is repeated may differ by this share of what is allowed between two that round differently.
-REPEATED = 1e-2
-
-logger = logging.getLogger(__name__)
 
 
 def check_packing(
@@ -144,19 +139,14 @@ def check_packing(
     if not model.packing_samples:
         return
     samples = check_samples(model, longest=longest_that_fits(model, tokens=longest))
-    first = None
     for mode in ("evaluation", "training"):
         with _fixed(model.model, train=mode == "training"), model.computing_images(), torch.no_grad():
-            if first is None:
-                first = results(model, samples, run=run, group=group)
             together = results(model, samples, run=run, group=group)
             model.packing_samples = False
             try:
                 alone = [result for sample in samples for result in results(model, [sample], run=run)]
             finally:
                 model.packing_samples = True
-        if mode == "evaluation":
-            _compare_repeated(model, first, together)
         _compare(model, together, alone, mode=mode)
 
 
@@ -206,18 +196,6 @@ def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence
         f"{mode} mode, the results of three samples in one row are off by {off:.2g} standard deviations from those "
         f"of each sample by itself, and rounding makes less than {tolerance:g}; {flags}"
     )
-
-
-def _compare_repeated(model: KitModule, first: Sequence[torch.Tensor], again: Sequence[torch.Tensor]) -> None:
-    """Warn where the model's first forward gave other results than the same one again."""
-    off = _off(first, again)
-    if off > REPEATED * _tolerance(model):
-        logger.warning(
-            "%s: the first forward is off by %.2g standard deviations from the same one again; what this machine "
-            "computes does not repeat, and no seed makes it",
-            model.model_config.name_or_path,
-            off,
-        )
 
 
 def _off(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.nn.functional import all_reduce
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -49,7 +50,7 @@ class SequenceShare:
         if self.group is None:
             return values
         whole = values.new_zeros(len(self.sequence.sources)).index_put((self.places,), values[: len(self.places)])
-        return _Sum.apply(whole, self.group)
+        return all_reduce(whole, group=self.group)
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
@@ -135,22 +136,3 @@ def _cut_inputs(language_model: torch.nn.Module, kit: LmmKit, share: SequenceSha
         return (), kit.cut_inputs(module, named, share.tokens)
 
     return language_model.register_forward_pre_hook(cut, with_kwargs=True)
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over a group, on each of its ranks; so are the gradients, as each rank's loss takes all of it."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _summed(values, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(gradient, ctx.group), None
-
-
-def _summed(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    total = values.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total

@@ -14,7 +14,6 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lmm_r1.checkpoints.merge_job import DoublePrecision, in_double
 from lmm_r1.checkpoints.merging import adapter_base, load_with_adapter, merge_adapter, write_checkpoint
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
@@ -86,18 +85,6 @@ def test_an_adapter_is_loaded_and_merged_exactly(name, tiny_checkpoint, tmp_path
     # Of the next token: see the contract of merged checkpoints for how rounding grows with the number of logits.
     assert difference(logits(model, kit, base)[-1], unmerged[-1]) <= 1e-5
 
-    # Where nothing is rounded to single precision, the two are the same to 13 digits, and another model is not.
-    model = load(base, tmp_path / "adapter", torch.float64)
-    in_double(model)
-    with DoublePrecision():
-        unmerged = logits(model, kit, base)
-    merge_adapter(model)
-    with DoublePrecision():
-        merged = logits(model, kit, base)
-    assert merged.dtype is torch.float64
-    assert difference(merged, unmerged) <= 1e-12
-    assert difference(merged, logits(make_actor(base).model, kit, base)) > 1e-3
-
 
 # The language model's names before transformers 4.52; those of other kits have not changed.
 OLD_NAMES = {
@@ -125,10 +112,9 @@ def test_an_adapter_with_names_from_before_transformers_4_52_is_loaded(name, reg
     assert all(torch.equal(loaded[key], value) for key, value in trained.items())
 
 
-@pytest.mark.parametrize("use_dora", [False, True])
-def test_an_adapter_that_plain_peft_saved_is_merged_as_peft_merges_it(base, tmp_path, use_dora):
+def test_an_adapter_that_plain_peft_saved_is_merged_as_peft_merges_it(base, tmp_path):
     torch.manual_seed(0)
-    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "init_lora_weights": False, "use_dora": use_dora}
+    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "init_lora_weights": False}
     plain = get_peft_model(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
         LoraConfig(target_modules=["q_proj", "down_proj"], **settings),

@@ -9,15 +9,12 @@ from ray._private import node as ray_node
 from ray._private.services import canonicalize_bootstrap_address
 
 from lmm_r1.cluster import nodes as cluster_nodes
-from lmm_r1.cluster.nodes import Node, SharedPath, has_gpus, lacks, read_node
+from lmm_r1.cluster.nodes import Node, SharedPath, has_gpus, unseen
 from lmm_r1.errors import UserError
 
 
 def node(name: str, *, gpus: float = 0, kind: str | None = None) -> Node:
-    resources = {"CPU": 8.0, "memory": 1e9, f"node:{name}": 1.0}
-    resources |= {"GPU": gpus} if gpus else {}
-    resources |= {f"accelerator_type:{kind}": 1.0} if kind else {}
-    return read_node({"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "Alive": True, "Resources": resources})
+    return Node(id=name, address=f"10.0.0.{name}", gpus=gpus, names_gpus=kind is not None)
 
 
 HEAD = node("1")
@@ -134,5 +131,4 @@ def test_a_node_names_the_paths_that_it_does_not_have_as_the_driver_has_them(tmp
         SharedPath(flag="--d", path=str(tmp_path / "other"), written=True),
         SharedPath(flag="--e", path=str(tmp_path / "gone"), written=True),
     ]
-    assert lacks(paths, TOKEN) == [(1, "does not see it"), (3, "sees another folder there"), (4, "does not see it")]
-    assert [file.name for file in (tmp_path / "run").iterdir()] == [TOKEN], "what it tries to write goes again"
+    assert [shared.flag for shared in unseen(paths, TOKEN)] == ["--b", "--d", "--e"]

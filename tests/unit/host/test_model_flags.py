@@ -42,7 +42,7 @@ OPTIMIZER = {
     "min_lr_ratio": 0.25,
     "max_norm": 2.0,
 }
-ADAPTER_KINDS = ("use_dora", "use_rslora")
+ADAPTER_KINDS = ("use_rslora",)
 CHECKPOINTING = ("gradient_checkpointing_enable", "gradient_checkpointing_reentrant")
 
 
@@ -158,7 +158,6 @@ def test_what_is_frozen_reaches_the_model_of_supervised_training(monkeypatch):
 
 def test_the_kind_of_adapters_and_ligers_kernels_reach_the_model_of_supervised_training(monkeypatch):
     given = LORA | {
-        "ds.lora.use_dora": True,
         "ds.lora.use_rslora": True,
         "ds.use_liger_kernel": False,
         "ds.param_dtype": "fp32",

@@ -62,7 +62,7 @@ def test_fp16_is_refused_where_this_machine_cannot_train_in_it(monkeypatch, has_
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-6}}
 MUON = {"type": "Muon", "params": {"lr": 1e-6}}
-CANNOT = "ValueError: invalid literal for int() with base 10: '0a'"
+CANNOT = ValueError("invalid literal for int() with base 10: '0a'")
 
 
 @pytest.mark.parametrize("optimizer", [ADAM, MUON], ids=["AdamW", "Muon"])
@@ -84,14 +84,20 @@ def test_adam_is_pytorchs_but_for_a_built_one_on_the_cpu(
     config = dotted.replace(config, {"ds.adam_offload": offload})
     monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
     asked = []
-    monkeypatch.setattr(strategy, "why_not_built", lambda: asked.append(True) or reason)
+
+    def load(verbose: bool) -> None:
+        asked.append(True)
+        if reason is not None:
+            raise reason
+
+    monkeypatch.setattr(strategy, "CPUAdamBuilder", lambda: SimpleNamespace(load=load))
     monkeypatch.setattr(strategy.dist, "get_rank", lambda: 0)
     trained = make_strategy(config).get_ds_train_config(optimizer)
     assert trained["optimizer"] == {"type": optimizer["type"], "params": {"lr": 1e-6, **added}}
     assert optimizer["params"] == {"lr": 1e-6}
     assert asked == ([True] if has_cuda and offload else [])
     said = [record.getMessage() for record in caplog.records if record.name == strategy.__name__]
-    slower = f"--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here ({CANNOT}); PyTorch's AdamW is used, "
+    slower = f"--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here (ValueError: {CANNOT}); PyTorch's AdamW is used, "
     assert said == ([f"{slower}which is slower"] if reason and offload else [])
 
 

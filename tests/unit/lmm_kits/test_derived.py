@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lmm_r1 import cli, register_kit
-from lmm_r1.cluster.worker_processes import KIT_VARIABLE, run_environment, worker_runtime
+from lmm_r1.cluster import KIT_VARIABLE, run_environment, worker_runtime
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit, kit_of
 from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, KitFile, derived_kit, read_kit, write_kit

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmm_r1 import register_kit
-from lmm_r1.cluster.worker_processes import KIT_VARIABLE, worker_runtime
+from lmm_r1.cluster import KIT_VARIABLE, worker_runtime
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit, kit_of
 from lmm_r1.lmm_kits.registry import given_files, kit_name_of

@@ -15,7 +15,6 @@ from lmm_r1.models.adapters import (
     adapted_layers,
     adapters_off,
     compute_merged,
-    magnitude_of,
     merged_state_dict,
     merged_weight,
     save_adapter,
@@ -84,38 +83,6 @@ def test_a_model_computes_without_its_adapters_and_with_them_again():
     assert model(given).item() == with_adapters
 
 
-def dora_layer() -> torch.nn.Sequential:
-    """A linear layer of 2 to 2 with DoRA of rank 4, scaled as rsLoRA: 2 / sqrt(4) = 1."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    config = LoraConfig(r=4, lora_alpha=2, target_modules=["0"], use_dora=True, use_rslora=True)
-    inject_adapter_in_model(config, model)
-    with torch.no_grad():
-        model[0].base_layer.weight.copy_(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
-        model[0].base_layer.bias.copy_(torch.tensor([5.0, 6.0]))
-        model[0].lora_A["default"].weight.copy_(torch.tensor([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
-        model[0].lora_B["default"].weight.copy_(torch.tensor([[2.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
-        magnitude_of(model[0]).copy_(torch.tensor([10.0, 3.0]))
-    return model
-
-
-def test_doras_rows_are_turned_and_get_their_own_lengths_as_computed_by_hand():
-    model, given = dora_layer(), torch.tensor([[1.0, 1.0]])
-    # [[3, 0], [0, 1]] + [[0, 4], [0, 0]] has rows of length 5 and 1, which get the lengths 10 and 3.
-    merged = merged_state_dict(model)
-    assert {name: weight.tolist() for name, weight in merged.items()} == {
-        "0.weight": [[6.0, 8.0], [0.0, 3.0]],
-        "0.bias": [5.0, 6.0],
-    }
-    assert model(given).tolist() == [[19.0, 9.0]]
-    with adapters_off(model):
-        assert model(given).tolist() == [[8.0, 7.0]], "the trained lengths belong to the adapter"
-    assert model(given).tolist() == [[19.0, 9.0]]
-    weights = {name: 2 * weight for name, weight in model.state_dict().items()}
-    # Rows [6, 16] and [0, 2], of lengths 20 and 6.
-    expected = torch.tensor([[6.0, 16.0], [0.0, 2.0]]) * torch.tensor([[20 / 292**0.5], [3.0]])
-    torch.testing.assert_close(merged_state_dict(model, weights)["0.weight"], expected)
-
-
 def test_bf16_is_merged_in_fp32_and_rounded_once():
     layer = two_layers()[0]
     layer.scaling["default"] = 1.0
@@ -129,13 +96,12 @@ def test_bf16_is_merged_in_fp32_and_rounded_once():
     assert merged.item() == 258.0
 
 
-@pytest.mark.parametrize("use_dora", [False, True])
-def test_in_bf16_gradients_are_those_of_the_weight_before_its_rounding(use_dora):
+def test_in_bf16_gradients_are_those_of_the_weight_before_its_rounding():
     def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.Linear(16, 8))
         x = torch.randn(5, 24).bfloat16().to(dtype).requires_grad_()
-        config = LoraConfig(r=2, target_modules=["0", "1"], use_dora=use_dora)
+        config = LoraConfig(r=2, target_modules=["0", "1"])
         inject_adapter_in_model(config, model)
         for layer in adapted_layers(model).values():
             torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1)
@@ -175,7 +141,7 @@ def test_settings_that_cannot_be_are_refused(folder, settings, message):
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", [{}, {"use_dora": True, "use_rslora": True}])
+@pytest.mark.parametrize("kind", [{}, {"use_rslora": True}])
 def test_the_saved_adapter_loads_on_top_of_the_original_model(folder, tmp_path, kind):
     actor = adapted(folder, target_modules=("q_proj", "down_proj"), **kind)
     save_adapter(actor.model, tmp_path)

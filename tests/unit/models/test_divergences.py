@@ -1,4 +1,4 @@
-"""Distances between distributions of two models, worked out by hand, in their limits, and their gradients."""
+"""Distances between distributions of two models, worked out by hand, and in their limits."""
 
 import math
 
@@ -54,13 +54,11 @@ def test_at_its_ends_the_jensen_shannon_divergence_is_that_share_of_a_kl(beta, l
     share = min(beta, 1 - beta)
     found = divergence("jsd", beta=beta).values(student, teacher) / share
     torch.testing.assert_close(found, divergence(limit).values(student, teacher), rtol=1e-3, atol=0)
-    slopes = divergence("jsd", beta=beta).gradients(student, teacher) / share
-    torch.testing.assert_close(slopes, divergence(limit).gradients(student, teacher), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(("name", "beta"), [("forward_kl", 0.5), ("reverse_kl", 0.5), ("jsd", 0.5), ("jsd", 0.1)])
-def test_it_is_what_torch_makes_of_both_distributions_and_so_are_its_gradients(name, beta):
-    student, teacher = logits(3).requires_grad_(), logits(4)
+def test_it_is_what_torch_makes_of_both_distributions(name, beta):
+    student, teacher = logits(3), logits(4)
     log_q, log_p = (value.div(0.7).log_softmax(-1) for value in (student, teacher))
 
     def kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
@@ -74,9 +72,6 @@ def test_it_is_what_torch_makes_of_both_distributions_and_so_are_its_gradients(n
     }[name]
     ours = divergence(name, beta=beta, temperature=0.7)
     torch.testing.assert_close(ours.values(student, teacher), expected, rtol=0, atol=1e-12)
-    expected.sum().backward()
-    with torch.no_grad():
-        torch.testing.assert_close(ours.gradients(student, teacher), student.grad, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd"])
@@ -88,6 +83,3 @@ def test_vocabularies_padded_to_other_sizes_are_compared_over_the_ids_of_both(na
     longer = torch.cat([student, padding], dim=-1)
     torch.testing.assert_close(ours.values(student, torch.cat([teacher, padding], dim=-1)), expected)
     torch.testing.assert_close(ours.values(longer, teacher), expected)
-    gradients = ours.gradients(longer, teacher)
-    torch.testing.assert_close(gradients[:, :VOCABULARY], ours.gradients(student, teacher))
-    assert gradients[:, VOCABULARY:].abs().max() == 0

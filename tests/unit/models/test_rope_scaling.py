@@ -77,10 +77,3 @@ def test_scaling_that_depends_on_the_batch_is_refused_by_name(tiny_checkpoint, t
         make_actor(folder)
     fixed = with_rope(tiny_checkpoint("llm"), tmp_path / "fixed", rope_type="yarn", factor=2.0)
     check_rope(get_kit("llm").load_config(str(fixed), trust_remote_code=False), model="X")
-
-
-@pytest.mark.parametrize("rope", [{"attention_factor": 1.5}, {"factor": 4.0}, {"short_mscale": 1.2}])
-def test_angles_or_scales_that_vllm_would_not_take_are_refused(tiny_checkpoint, tmp_path, rope):
-    folder = with_longrope(tiny_checkpoint("llm"), 64, copy=tmp_path / "model", **rope)
-    with pytest.raises(UserError, match="the short factors of its longrope, which samples of up to 64 tokens take"):
-        make_actor(folder, max_len=64)

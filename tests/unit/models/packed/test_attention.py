@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from helpers.packed_batches import segments_of
 from helpers.tables import table
-from helpers.varlen_kernels import Calls, of_torch, without_groups, without_windows
+from helpers.varlen_kernels import Calls, of_torch
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     AutoModelForCausalLM,
@@ -121,20 +120,15 @@ def test_a_sequence_attends_as_its_layout_says_on_a_cpu(kind, window, grouped):
     check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_so_it_does_segment_by_segment(kind, window, monkeypatch):
-    """As on GPUs in single precision, and where there are runs."""
-    monkeypatch.setattr(attention, "fits_cpu_kernel", lambda *given, **settings: False)
-    given = inputs(LAYOUTS[kind], grouped=True)
-    check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
-
-
-KERNELS = {
-    "PyTorch": of_torch,
-    "PyTorch without groups": without_groups,
-    "PyTorch without groups and windows": without_windows,
-}
+def test_two_keys_of_a_prompt_and_one_of_its_own_weigh_as_in_one_softmax():
+    layout = PackedLayout(segments=segments_of((2, None), (1, 0)))
+    query = torch.ones(1, 1, 3, 1)
+    key = torch.log(torch.tensor([1.0, 2.0, 5.0])).view(1, 1, 3, 1)
+    value = torch.tensor([8.0, 16.0, 24.0]).view(1, 1, 3, 1)
+    output = attend([query, key, value], layout, window=None, scaling=1.0)
+    # Weights 1 : 2 : 5 for the last token, 1 : 2 for the prompt's second.
+    expected = [8.0, (8 + 2 * 16) / 3, (8 + 2 * 16 + 5 * 24) / 8]
+    torch.testing.assert_close(output.flatten(), torch.tensor(expected))
 
 
 @pytest.fixture
@@ -143,12 +137,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     varlen_kernel.cache_clear()
 
-    def takes(
-        query: torch.Tensor, value: torch.Tensor, layout: PackedLayout, *, window: int | None, dropout: float
-    ) -> bool:
-        return not any(layout.has_block) and (window is None or varlen_kernel().takes_windows)
-
-    monkeypatch.setattr(attention, "_takes_varlen", takes)
+    monkeypatch.setattr(attention, "kernel_for", lambda *given, **settings: varlen_kernel())
     monkeypatch.setattr(attention, "fits_block_kernel", lambda query, key, *, dropout: True)
     monkeypatch.setattr(attention, "_kernel", lambda: flex_attention)
     # PyTorch's reference has a backward pass on CPUs, too.
@@ -157,43 +146,16 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     varlen_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_so_it_does_in_one_call_on_a_gpu(kind, window, kernel, monkeypatch, on_gpu):
+def test_so_it_does_in_one_call_on_a_gpu(kind, window, monkeypatch, on_gpu):
     calls: Calls = []
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", KERNELS[kernel](calls))
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch(calls))
     monkeypatch.setattr(attention, "_by_segment", None)
     given = inputs(LAYOUTS[kind], grouped=True)
     check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
-    # The kernel for all layouts takes what that for sequences of varying length does not.
-    varies = any(LAYOUTS[kind].has_block) or (window is not None and kernel.endswith("windows"))
-    assert len(calls) == (0 if varies else 1)
-
-
-def test_the_kernels_for_varying_lengths_take_half_precision_on_gpus_without_runs_and_dropout(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    varlen_kernel.cache_clear()
-
-    def takes(
-        layout: PackedLayout, *, is_cuda: bool = True, dtype: torch.dtype = torch.bfloat16, **given: Any
-    ) -> bool:
-        query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(1, 2, layout.length, 64))
-        settings = {"window": None, "dropout": 0.0, **given}
-        return attention._takes_varlen(query, query, layout, **settings)
-
-    plain, runs = LAYOUTS["shared prefixes"], LAYOUTS["runs that attend in both directions"]
-    assert takes(plain)
-    assert takes(plain, window=3)
-    assert not takes(runs)
-    assert not takes(plain, dropout=0.1)
-    assert not takes(plain, dtype=torch.float32)
-    assert not takes(plain, is_cuda=False)
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
-    varlen_kernel.cache_clear()
-    assert not takes(plain)
-    varlen_kernel.cache_clear()
+    # The kernel for all layouts takes those with runs.
+    assert len(calls) == (0 if any(LAYOUTS[kind].has_block) else 1)
 
 
 def test_outside_of_a_packed_sequence_the_mask_and_the_attention_are_those_of_sdpa():

@@ -85,7 +85,6 @@ TREE = segments_of((2, None), (2, 0), (1, 1), (2, 1), (1, 0), (1, None))
 def test_each_part_of_a_prefix_has_all_that_goes_on_from_it_behind_it():
     layout = PackedLayout(segments=TREE)
     assert layout.tree_ends == (8, 7, 5, 7, 8, 9)
-    assert layout.runs == ((0, slice(2, 8)), (1, slice(4, 7)))
 
 
 def test_kernels_get_all_parts_of_a_prefix_for_each_segment():

@@ -59,7 +59,9 @@ def by_segment(layout: PackedLayout, given: list[torch.Tensor]) -> torch.Tensor:
 
 
 def in_one_call(layout: PackedLayout, given: list[torch.Tensor]) -> torch.Tensor:
-    return attention._in_one_call(*given, layout, window=None, scaling=None)
+    kernel = varlen_kernel()
+    assert kernel is not None
+    return attention._in_one_call(kernel, *given, layout, window=None, scaling=None)
 
 
 def exactly(layout: PackedLayout, given: list[torch.Tensor]) -> torch.Tensor:
@@ -70,18 +72,12 @@ def exactly(layout: PackedLayout, given: list[torch.Tensor]) -> torch.Tensor:
     return scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True).transpose(1, 2)
 
 
-WAYS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
-    "a CPU's kernel": (by_segment, True),
-    "segment by segment": (by_segment, False),
-    "a GPU's kernel": (in_one_call, False),
-}
+WAYS: dict[str, Callable[..., torch.Tensor]] = {"segment by segment": by_segment, "a GPU's kernel": in_one_call}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prompts_gradients_are_about_as_exact_as_one_rounding_on_every_way(way, monkeypatch):
     """In bfloat16, for a group of 16, against double precision: root of the mean square, relative."""
-    attend, on_cpu = WAYS[way]
-    monkeypatch.setattr(attention, "fits_cpu_kernel", lambda *given, **settings: on_cpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch([]))
     varlen_kernel.cache_clear()
@@ -94,7 +90,7 @@ def test_a_prompts_gradients_are_about_as_exact_as_one_rounding_on_every_way(way
     doubles = [tensor.detach().double().requires_grad_() for tensor in halves]
     # Responses agree in what they want of the prompt.
     weights = torch.rand(1, layout.length, 4, 32, generator=generator).bfloat16()
-    (attend(layout, halves) * weights).sum().backward()
+    (WAYS[way](layout, halves) * weights).sum().backward()
     (exactly(layout, doubles) * weights).sum().backward()
     varlen_kernel.cache_clear()
     for half, double in zip(halves[1:], doubles[1:], strict=True):

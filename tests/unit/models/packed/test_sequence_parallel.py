@@ -50,7 +50,7 @@ def test_a_share_has_the_targets_predicted_from_its_tokens_counted_from_its_star
 
 
 def test_a_share_without_targets_predicts_one_that_is_not_used(ranks, monkeypatch):
-    monkeypatch.setattr(sequence_parallel, "_summed", lambda values, group: values.clone())
+    monkeypatch.setattr(sequence_parallel, "all_reduce", lambda values, group: values.clone())
     share = share_of(sequence(length=8, sources=[4, 6]), group=ranks)
     assert (share.sources.tolist(), share.target_ids.tolist(), share.places.tolist()) == ([0], [0], [])
     unused = torch.tensor([5.0], requires_grad=True)
@@ -61,11 +61,11 @@ def test_a_share_without_targets_predicts_one_that_is_not_used(ranks, monkeypatc
 
 
 def test_values_are_gathered_at_the_places_of_their_targets(ranks, monkeypatch):
-    monkeypatch.setattr(sequence_parallel, "_summed", lambda values, group: 2 * values)
+    monkeypatch.setattr(sequence_parallel, "all_reduce", lambda values, group: 2 * values)
     ranks.rank = 1
     values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     gathered = share_of(sequence(length=8, sources=[1, 3, 4, 4, 7]), group=ranks).gather(values)
-    # Two ranks with the same numbers would have summed to this, and each sends back its gradients.
+    # Two ranks with the same numbers would have summed to this.
     assert gathered.tolist() == [0, 0, 2, 4, 6]
     (gathered * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])).sum().backward()
     assert values.grad.tolist() == [6, 8, 10]

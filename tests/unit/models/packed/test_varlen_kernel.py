@@ -5,13 +5,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from helpers.varlen_kernels import Calls, flash_attn, of_torch, without_groups, without_windows
+from helpers.varlen_kernels import Calls, flash_attn, of_torch
 
-from lmm_r1.models.packed.varlen_kernel import Stretches, varlen_kernel
+from lmm_r1.models.packed.varlen_kernel import Stretches, kernel_for, varlen_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +23,9 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)
 
 
-def install_torch(monkeypatch: pytest.MonkeyPatch, make: Callable[[Calls], Callable[..., torch.Tensor]]) -> Calls:
+def install_torch(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls: Calls = []
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", make(calls))
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch(calls))
     return calls
 
 
@@ -66,36 +65,22 @@ def attend(*, heads: int, key_heads: int, causal: bool, window: int | None) -> t
 
 
 @pytest.mark.parametrize(
-    ("make", "heads", "causal", "window", "called"),
+    ("heads", "causal", "window", "called"),
     [
-        (of_torch, (4, 2), True, None, {"window_size": (-1, 0), "enable_gqa": True, "heads": (4, 2)}),
-        (of_torch, (2, 2), True, 3, {"window_size": (2, 0), "enable_gqa": False, "heads": (2, 2)}),
-        (of_torch, (2, 2), False, None, {"window_size": (-1, -1), "enable_gqa": False, "heads": (2, 2)}),
-        (without_groups, (4, 2), True, 3, {"window_size": (2, 0), "heads": (4, 4)}),
-        (without_groups, (3, 1), False, None, {"window_size": (-1, -1), "heads": (3, 3)}),
-        (without_windows, (6, 2), True, None, {"is_causal": True, "heads": (6, 6)}),
-        (without_windows, (2, 2), False, None, {"is_causal": False, "heads": (2, 2)}),
+        ((4, 2), True, None, {"window_size": (-1, 0), "enable_gqa": True, "heads": (4, 2)}),
+        ((2, 2), True, 3, {"window_size": (2, 0), "enable_gqa": False, "heads": (2, 2)}),
+        ((2, 2), False, None, {"window_size": (-1, -1), "enable_gqa": False, "heads": (2, 2)}),
     ],
 )
-def test_a_kernel_of_pytorch_is_called_with_what_its_release_takes(monkeypatch, make, heads, causal, window, called):
-    calls = install_torch(monkeypatch, make)
+def test_pytorchs_kernel_is_called_with_what_it_takes(monkeypatch, heads, causal, window, called):
+    calls = install_torch(monkeypatch)
     attend(heads=heads[0], key_heads=heads[1], causal=causal, window=window)
     assert calls == [called]
 
 
-@pytest.mark.parametrize("make", [without_groups, without_windows])
-def test_keys_are_repeated_such_that_each_query_head_finds_its_own(monkeypatch, make):
-    settings: dict[str, Any] = {"heads": 6, "key_heads": 2, "causal": True, "window": None}
-    install_torch(monkeypatch, of_torch)
-    expected = attend(**settings)
-    varlen_kernel.cache_clear()
-    install_torch(monkeypatch, make)
-    assert torch.equal(attend(**settings), expected)
-
-
 def test_flash_attn_goes_before_pytorchs_where_it_is_compiled(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    others = install_torch(monkeypatch, of_torch)
+    others = install_torch(monkeypatch)
     calls = install_flash_attn(monkeypatch)
     attend(heads=4, key_heads=2, causal=True, window=3)
     attend(heads=2, key_heads=2, causal=False, window=None)
@@ -111,23 +96,31 @@ def test_flash_attn_goes_before_pytorchs_where_it_is_compiled(monkeypatch, caplo
 
 
 @pytest.mark.parametrize(
-    ("dtype", "widths", "window", "taken"),
+    ("dtype", "widths", "given", "taken"),
     [
-        (torch.bfloat16, (80, 80), None, True),
-        (torch.float16, (256, 256), 4, True),
-        (torch.float32, (80, 80), None, False),
-        (torch.bfloat16, (20, 20), None, False),
-        (torch.bfloat16, (264, 264), None, False),
-        (torch.bfloat16, (128, 64), None, False),
+        (torch.bfloat16, (80, 80), {}, True),
+        (torch.float16, (256, 256), {}, True),
+        (torch.float32, (80, 80), {}, False),
+        (torch.bfloat16, (20, 20), {}, False),
+        (torch.bfloat16, (264, 264), {}, False),
+        (torch.bfloat16, (128, 64), {}, False),
+        (torch.bfloat16, (80, 80), {"dropout": 0.1}, False),
+        (torch.bfloat16, (80, 80), {"is_cuda": False}, False),
+        (torch.bfloat16, (80, 80), {"capability": (7, 0)}, False),
     ],
 )
-def test_it_takes_half_precision_and_heads_of_up_to_256(dtype, widths, window, taken):
-    query, value = (torch.zeros(1, 1, 1, width, dtype=dtype) for width in widths)
-    assert varlen_kernel().takes(query, value, window=window) is taken
+def test_it_takes_half_precision_on_gpus_without_dropout_and_heads_of_up_to_256(
+    dtype, widths, given, taken, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: given.get("capability", (8, 0)))
+    query, value = (
+        SimpleNamespace(is_cuda=given.get("is_cuda", True), dtype=dtype, shape=(1, 1, 1, width)) for width in widths
+    )
+    assert (kernel_for(query, value, dropout=given.get("dropout", 0.0)) is not None) is taken
 
 
 def test_flash_attention_3_comes_before_flash_attn_2_and_computes_the_same(monkeypatch):
-    older, newer = install_flash_attn(monkeypatch), install_torch(monkeypatch, of_torch)
+    older, newer = install_flash_attn(monkeypatch), install_torch(monkeypatch)
     expected = attend(heads=4, key_heads=2, causal=True, window=None)
     assert (len(older), len(newer)) == (1, 0)
 
