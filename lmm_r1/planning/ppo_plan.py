@@ -220,7 +220,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
     """Return one model's process; its passes are settled later."""
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     own: dict[Role, PlacedModel] = {"critic": config.critic, "reference": config.ref, "reward": config.reward}
-    group, actor = own.get(role, config.actor), config.actor
+    group = own.get(role, config.actor)
     on_gpu, trained = machine.gpu_bytes is not None, role in ("policy", "critic")
     optim = group.optim if isinstance(group, OptimizerConfig) else ""
     # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
