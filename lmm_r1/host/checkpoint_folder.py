@@ -223,8 +223,8 @@ def write_latest(folder: Path, tag: str) -> None:
     _write(folder / LATEST, tag)
 
 
-def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str]:
-    """Delete checkpoints down to the limits after `saved` was saved, and return a line about each that was torn.
+def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> None:
+    """Delete checkpoints down to the limits after `saved` was saved.
 
     What goes first: torn ones, then those without a metric, then those with the worst one, then the oldest. Neither
     `saved` nor what `latest` names goes, nor the best checkpoint, unless `saved` is a new best one. The best one does
@@ -236,7 +236,6 @@ def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str
     """
     _discard_leftovers(folder)
     kept = {saved, read_latest(folder)}
-    gone: list[str] = []
     if is_best(saved):
         for tag in tags(folder):
             if is_best(tag) and tag not in kept:
@@ -245,15 +244,11 @@ def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str
         regular = [tag for tag in tags(folder) if not is_best(tag)]
         too_many = not is_best(saved) and len(regular) > max_num
         if not too_many and _bytes_in(folder) <= max_mem * _GIB:
-            return gone
+            return
         candidates = sorted((_rank(folder, tag), tag) for tag in regular if tag not in kept)
         if not candidates:
-            return gone
-        (whole, *_), tag = candidates[0]
-        _discard(folder, tag)
-        # That others go is what the limits ask for.
-        if not whole:
-            gone.append(f"deleted {folder / tag}, a checkpoint that is not whole")
+            return
+        _discard(folder, candidates[0][1])
 
 
 def finish_interrupted(folder: Path) -> None:

@@ -83,7 +83,11 @@ class CheckpointStrategy(DeepspeedStrategy):
                 model.save_checkpoint(
                     save_dir, tag=saving_name(tag), client_state=client_state or {}, save_latest=False
                 )
-                own = _own_shards(model, folder, tag)
+                own = []
+                if model.save_non_zero_checkpoint:
+                    own.append(Path(model._get_ckpt_name(save_dir, saving_name(tag))))
+                if model.save_zero_checkpoint:
+                    own.append(Path(model._get_zero_ckpt_name(save_dir, saving_name(tag))))
                 if self.write_beside is not None:
                     own.append(self.write_beside(folder / saving_name(tag)))
                 written = {file.name: checkpoint_folder.flush(file) for file in own}
@@ -108,8 +112,7 @@ class CheckpointStrategy(DeepspeedStrategy):
             return
         folder = Path(save_dir)
         checkpoint_folder.write_latest(folder, tag)
-        for line in checkpoint_folder.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem):
-            self.print(line)
+        checkpoint_folder.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem)
 
     @contextlib.contextmanager
     def unsettled(self) -> Iterator[None]:
@@ -167,16 +170,6 @@ def warn_of_passed_over(point: ResumePoint) -> None:
     if point.passed_over:
         start = "starts anew" if point.tag is None else f"goes on from {point.tag}"
         logger.warning("the run %s; passed over: %s", start, "; ".join(point.passed_over))
-
-
-def _own_shards(engine: Any, folder: Path, tag: str) -> list[Path]:
-    """Return the files of a save that this rank has written."""
-    names = []
-    if engine.save_non_zero_checkpoint:
-        names.append(engine._get_ckpt_name(str(folder), saving_name(tag)))
-    if engine.save_zero_checkpoint:
-        names.append(engine._get_zero_ckpt_name(str(folder), saving_name(tag)))
-    return [Path(name) for name in names]
 
 
 _MASTER, _MOMENTS = "fp32", ("exp_avg", "exp_avg_sq")

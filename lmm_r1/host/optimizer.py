@@ -285,12 +285,12 @@ def check_finite(engine: DeepSpeedEngine, losses: Sequence[torch.Tensor], *, nam
     """
     wrong = _wrong_loss(losses)
     if wrong is not None:
-        raise UserError(f"the {name}'s loss is {wrong}; {_advice(name)}")
+        raise UserError(f"the {name}'s loss is {wrong}; {_ADVICE}")
     if _can_scale(engine):
         return
     # DeepSpeed returns -1 for NaN. The optimizer squares gradients in single precision.
     if not all(0 <= float(norm) <= LARGEST_NORM for norm in _gradient_norms(engine)):
-        raise UserError(f"the {name}'s gradients are not finite, or too large to be squared; {_advice(name)}")
+        raise UserError(f"the {name}'s gradients are not finite, or too large to be squared; {_ADVICE}")
 
 
 def _wrong_loss(losses: Sequence[torch.Tensor]) -> str | None:
@@ -338,16 +338,10 @@ def _can_scale(engine: DeepSpeedEngine) -> bool:
     return scaler.dynamic and scaler.cur_scale > scaler.min_scale
 
 
-def _advice(name: str) -> str:
-    where, flag = ("reward, policy_loss and actor_grad_norm", "--actor.")
-    if name == "critic":
-        where, flag = "reward, critic_loss and critic_grad_norm", "--critic."
-    elif name == "model":
-        where, flag = "loss and grad_norm", "--"
-    return (
-        f"the step was not made, and no weight is changed by it. Look at {where} of the steps before in metrics.jsonl; "
-        f"lower {flag}adam.lr, or take another --ds.param_dtype"
-    )
+_ADVICE = (
+    "the step was not made, and no weight is changed by it. Look at reward, loss and grad_norm of the steps before in "
+    "metrics.jsonl; lower adam.lr, or take another --ds.param_dtype"
+)
 
 
 # The schedule without a warm-up.

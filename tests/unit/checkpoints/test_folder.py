@@ -68,10 +68,10 @@ def save(
     max_num: int = 99,
     max_mem: float = NO_LIMIT,
     session: str = "one",
-) -> list[str]:
+) -> None:
     write_checkpoint(folder, tag, metric=metric, session=session)
     write_latest(folder, tag)
-    return evict(folder, saved=tag, max_num=max_num, max_mem=max_mem)
+    evict(folder, saved=tag, max_num=max_num, max_mem=max_mem)
 
 
 def save_together(folders: Sequence[Path], tag: str, *, max_num: int, session: str) -> None:
@@ -213,7 +213,7 @@ def test_those_without_a_metric_go_first_then_the_worst_then_the_oldest(metrics,
         save(tmp_path, f"global_step{step}", metric=metric)
         os.utime(tmp_path / f"global_step{step}", (step, step))
     # The worst of all is the one that was just saved, and `latest` names it.
-    assert save(tmp_path, "global_step4", metric=0.0, max_num=3) == []
+    save(tmp_path, "global_step4", metric=0.0, max_num=3)
     assert complete_steps(tmp_path) == [step for step in (1, 2, 3, 4) if step != gone]
 
 
