@@ -458,17 +458,22 @@ class LmmKit(KitFacts, ABC):
         return inputs
 
     def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the media tensors of several prompts in row order: along their first dimension, key by key."""
+        """Join the media tensors of several prompts in row order: along their first dimension, key by key.
+
+        Tensors whose other sides differ are padded at the ends of these, with `padded_media` or zeros.
+        """
         import torch
         from torch.nn.functional import pad
 
         merged = {}
         for key in {key: None for item in media for key in item}:
-            tensors = [item[key] for item in media if key in item]
-            if key in self.padded_media:
-                longest, value = max(tensor.shape[1] for tensor in tensors), self.padded_media[key]
-                inner = (0, 0) * (tensors[0].dim() - 2)
-                tensors = [pad(one, (*inner, 0, longest - one.shape[1]), value=value) for one in tensors]
+            tensors, value = [item[key] for item in media if key in item], self.padded_media.get(key, 0)
+            sides = [max(lengths) for lengths in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+            for place, tensor in enumerate(tensors):
+                missing = [longest - length for longest, length in zip(sides, tensor.shape[1:], strict=True)]
+                if any(missing):
+                    ends = [number for side in reversed(missing) for number in (0, side)]
+                    tensors[place] = pad(tensor, ends, value=value)
             merged[key] = torch.cat(tensors)
         return merged
 
