@@ -20,7 +20,6 @@ ENGINE_CLASSES: dict[str, str] = {
     "LmmR1Glm4vMoeForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:TiedMixtureModel",
     "LmmR1Idefics3ForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:Idefics3EngineModel",
     "LmmR1InternVLForConditionalGeneration": "lmm_r1.lmm_kits.internvl.engine_model:MarkedModel",
-    "LmmR1LlavaOnevisionForConditionalGeneration": "lmm_r1.lmm_kits.llava_onevision.engine_model:LlavaOnevisionEngineModel",
     "LmmR1Qwen2_5_VLForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:TimedVideoModel",
     "LmmR1Qwen3VLMoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:EitherLayoutModel",
     "LmmR1SmolVLMForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:SmolVLMEngineModel",

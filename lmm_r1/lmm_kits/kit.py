@@ -178,16 +178,11 @@ class LmmKit(KitFacts, ABC):
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
     ) -> list[int]:
-        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading pixels.
-
-        Args:
-            videos: the conversation's and possibly more after them, for kits whose placeholders contain times.
-        """
+        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading pixels."""
         processor, messages = as_text(self, processor, messages)
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self.engine_ids(processor, text, videos=videos)
+        return self.engine_ids(processor, text)
 
     def encode_bordered(
         self,
@@ -297,7 +292,7 @@ class LmmKit(KitFacts, ABC):
         Raises UserError if the processor refuses them.
         """
         if not raw.images and not raw.videos:
-            return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=(), opens=opens))
+            return EncodedPrompt.of_text(self.engine_ids(processor, text, opens=opens))
         media: dict[str, object] = {"images": list(raw.images)} if raw.images else {}
         if raw.videos:
             media["videos"] = [channels_first(video) for video in raw.videos]
@@ -312,11 +307,11 @@ class LmmKit(KitFacts, ABC):
             raise images_refused(sizes, error) from error
         return raw.encoded(
             token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos, opens=opens),
+            engine_token_ids=self.engine_ids(processor, text, opens=opens),
             media={key: batch[key] for key in self.media_keys if key in batch},
         )
 
-    def engine_ids(self, processor: Processor, text: str, *, videos: Sequence[Video], opens: bool = True) -> list[int]:
+    def engine_ids(self, processor: Processor, text: str, *, opens: bool = True) -> list[int]:
         """Return a rendered chat's ids for vLLM, with one placeholder per image or video; by default it has them already."""
         return self.text_ids(processor, text, opens=opens)
 
@@ -432,9 +427,8 @@ class LmmKit(KitFacts, ABC):
         Args:
             max_images, max_videos: the most that a row has; vLLM reserves memory only for so many.
         """
-        counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
-        limits = {kind: most for kind, (taken, most) in counts.items() if taken}
-        arguments: EngineArguments = {"limit_mm_per_prompt": limits} if limits else {}
+        limits = {"image": max_images, "video": max_videos if self.takes_videos else 0}
+        arguments: dict[str, dict[str, Any]] = {"limit_mm_per_prompt": limits} if self.takes_images else {}
         overrides: dict[str, Any] = {"text_config": dict(self.engine_text_config)} if self.engine_text_config else {}
         if architecture := self.engine_architecture or (self.video_engine_architecture if max_videos else None):
             overrides["architectures"] = [architecture]
