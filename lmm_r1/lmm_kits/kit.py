@@ -30,7 +30,6 @@ from lmm_r1.lmm_kits.encoding import (
 from lmm_r1.lmm_kits.kit_facts import (
     Config,
     EncodedPrompt,
-    EngineArguments,
     KitFacts,
     Media,
     Processor,
@@ -146,10 +145,6 @@ class LmmKit(KitFacts, ABC):
         tokenizer = processor.tokenizer
         if self.turn_end and self.turn_end in str(processor.chat_template) and self.turn_end in tokenizer.get_vocab():
             tokenizer.eos_token = self.turn_end
-
-    def save_processor(self, processor: Processor, folder: str | Path) -> None:
-        """Write processor, tokenizer and chat template."""
-        processor.save_pretrained(folder)
 
     def tokenizer_of(self, processor: Processor) -> PreTrainedTokenizerBase:
         return processor.tokenizer
@@ -421,7 +416,7 @@ class LmmKit(KitFacts, ABC):
         """Return ids that end a response by the checkpoint's generation config but belong to its text; most have none."""
         return frozenset()
 
-    def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> EngineArguments:
+    def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> dict[str, dict[str, Any]]:
         """Return extra arguments for vLLM's engine, such as `hf_overrides`.
 
         Args:

@@ -21,8 +21,6 @@ Config: TypeAlias = Any
 """What `load_config` returns: a `PretrainedConfig` of the kit's `config_class`."""
 Processor: TypeAlias = Any
 """What `load_processor` returns: a processor of the kit's `processor_class`, or a plain tokenizer."""
-EngineArguments: TypeAlias = dict[str, dict[str, Any]]
-"""What `engine_arguments` returns: settings of vLLM with the names of its arguments."""
 RouterScores = Literal["softmax", "sigmoid"]
 """Whether routers score all experts together or each expert by itself."""
 

@@ -103,7 +103,7 @@ def write_tiny(kit: LmmKit, spec: TinyModelSpec, corpus: Iterable[str], folder: 
     model.save_pretrained(folder)
     if kit.tiny_tower_as_released:
         name_tower_as_released(folder)
-    kit.save_processor(kit.tiny_processor(tokenizer), folder)
+    kit.tiny_processor(tokenizer).save_pretrained(folder)
 
 
 def heads_of(spec: TinyModelSpec) -> int:
