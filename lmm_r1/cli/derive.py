@@ -23,7 +23,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import read_json_object, write_json_object
 from lmm_r1.generation.codec import check_turn_end
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, kit_of
-from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, Capability, Confirmation, DerivedKit, KitFile, write_kit
+from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, Capability, Confirmation, DerivedKit, KitFile
 from lmm_r1.lmm_kits.discovery import QUESTION, Discovery, Unconfirmed, first_line, picture, write_small
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers
@@ -62,7 +62,7 @@ def derive(model: str, output: Path) -> Mapping[Capability, Confirmation]:
             return {**findings, "sft": Confirmation(confirmed=False, reason=str(error))}
         file = Checks(folder=Path(folder), file=file).confirmed()
     if file.capabilities["sft"].confirmed:
-        write_kit(file, output)
+        write_json_object(output, file.data)
     return file.capabilities
 
 
@@ -294,7 +294,7 @@ def reached(model: KitModule, samples: Sequence[CheckSample]) -> set[str]:
 
 def largest(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
     """Return the largest difference, which is no number if one of them is none."""
-    return float(torch.cat([one - other for one, other in zip(values, others, strict=True)]).abs().max())
+    return torch.cat([one - other for one, other in zip(values, others, strict=True)]).abs().max().item()
 
 
 def _require(off: float, otherwise: str) -> None:

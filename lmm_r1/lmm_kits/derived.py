@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_files import read_json_object, write_json_object
+from lmm_r1.files.json_files import read_json_object
 from lmm_r1.lmm_kits.encoding import check_tokens, known_ids, part_lists, text_positions
 from lmm_r1.lmm_kits.kit import Config, LmmKit, Media, Processor
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec
@@ -128,10 +128,6 @@ def read_kit(file: str | Path) -> KitFile:
     except OSError as error:
         raise UserError(f"{file}: this kit cannot be read ({error.strerror})") from error
     return KitFile.parsed(data, place=str(file))
-
-
-def write_kit(kit: KitFile, file: str | Path) -> None:
-    write_json_object(Path(file), kit.data)
 
 
 def stored_kit(config: Mapping[str, Any], *, path: str) -> KitFile | None:

@@ -201,6 +201,7 @@ class Discovery:
             raise Unconfirmed("the tokenizer adds a token to the end of a text")
         batch = self._batch(text, picture(*SIZES[1]))
         media_keys, token_inputs = self._inputs(batch)
+        prefixes = self._prefixes(self._reached(batch), self._reached(self._batch(self._chat(0))))
         blank_ids, blank_media = self._blank(mark, media_keys)
         return KitFile(
             model_type=self.model.config.model_type,
@@ -219,7 +220,7 @@ class Discovery:
             positions="text" if positions_owner(type(self.model)) is None else "model",
             adds_start=special != bare,
             text_as_parts=self._as_parts,
-            **self._prefixes(self._reached(batch), self._reached(self._batch(self._chat(0)))),
+            **prefixes,
             language_model=self._language_model(),
             blank_ids=blank_ids,
             blank_media=blank_media,
@@ -253,11 +254,7 @@ class Discovery:
         except Exception as error:
             raise Unconfirmed(f"the chat template does not take images ({first_line(error)})") from error
         added = self.processor.tokenizer.get_added_vocab()
-        found = [
-            token
-            for token in added
-            if (one.count(token) - zero.count(token), two.count(token) - zero.count(token)) == (1, 2)
-        ]
+        found = [token for token in added if [text.count(token) - zero.count(token) for text in (one, two)] == [1, 2]]
         own = str(getattr(self.processor, "image_token", None))
         if own not in found and len(found) != 1:
             raise Unconfirmed(

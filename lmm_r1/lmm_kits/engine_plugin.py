@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from lmm_r1 import cpu
 from lmm_r1.lmm_kits.registry import given_kits
 
@@ -25,8 +23,6 @@ ENGINE_CLASSES: dict[str, str] = {
 """Architecture in a checkpoint's `config.json` or a kit's `hf_overrides` -> "module:class" of the model that vLLM runs."""
 CONFIGURED_LIKE: dict[str, str] = {"LmmR1Gemma4ForConditionalGeneration": "Gemma4ForConditionalGeneration"}
 """Architecture of ours -> the one of vLLM's whose settings it needs, such as an attention backend."""
-AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
-"""Modules with a `register_auto_classes()` for configs and processors that transformers lacks."""
 
 
 def register() -> None:
@@ -35,8 +31,9 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     cpu.prepare_engine()
-    for module in AUTO_CLASS_MODULES:
-        importlib.import_module(module).register_auto_classes()
+    from lmm_r1.lmm_kits.phi3_v import register_auto_classes
+
+    register_auto_classes()
     # A user's file registers what it needs when it is imported.
     list(given_kits())
     for architecture, place in ENGINE_CLASSES.items():

@@ -509,13 +509,6 @@ class LmmKit(KitFacts, ABC):
         """Return the module whose `last_hidden_state` is the input of the output layer or of a value head."""
         return model.model
 
-    def windowed_tower_of(self, model: PreTrainedModel) -> PreTrainedModel | None:
-        """Return the vision tower whose patches attend within windows, or within the images of one sequence; None without one.
-
-        An attention with "flash" in its name gets all windows at once, with their borders.
-        """
-        return None
-
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
         """Return the module that runs the language model's layers, whose inputs are split if ranks share a sequence.
 
@@ -537,9 +530,22 @@ class LmmKit(KitFacts, ABC):
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
         """Write a small random checkpoint with the real architecture, its processor and chat template to `folder`."""
-        from lmm_r1.lmm_kits.tiny_model import write_tiny
+        import torch
 
-        write_tiny(self, spec, tokenizer_corpus, folder)
+        from lmm_r1.lmm_kits.tiny_model import name_tower_as_released
+
+        tokenizer = self.tiny_tokenizer(spec, tokenizer_corpus, folder)
+        config = self.tiny_config(spec, tokenizer)
+        torch.manual_seed(spec.seed)
+        model = self.model_class_of(config)(config)
+        self.tune_tiny(model, spec)
+        ends = tokenizer.convert_tokens_to_ids(list(self.tiny_tokens.generation_ends))
+        model.generation_config.eos_token_id = ends or tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.save_pretrained(folder)
+        if self.tiny_tower_as_released:
+            name_tower_as_released(folder)
+        self.tiny_processor(tokenizer).save_pretrained(folder)
 
     def tiny_tokenizer(
         self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path
