@@ -264,7 +264,7 @@ def write_checkpoint(
     settle_ends(model, kit=kit, processor=processor)
     with written_folder(output) as folder:
         model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
-        kit.save_processor(processor, folder)
+        processor.save_pretrained(folder)
         _copy_companions(model.name_or_path, folder)
         if verify is not None:
             verify(folder)

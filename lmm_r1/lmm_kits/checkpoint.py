@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import numpy as np
 from PIL import Image
 
 from lmm_r1.config.shared import RowReadingConfig
-from lmm_r1.data.images import DEFAULT_FPS, Video, image_size, load_image, load_video, video_size
+from lmm_r1.data.images import Video, image_size, load_image, load_video, video_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of, with_images
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import adds_special_tokens, known_ids, placed
@@ -111,22 +110,16 @@ def outlined_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt
     if row.plain:
         return encode_row(row, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
     sizes: list[tuple[ImagePart | VideoPart, tuple[int, int] | None]] = []
-    videos = []
     for image in images_of(row.messages):
         sizes.append((image, image_size(image, location=row.location)))
     for video in videos_of(row.messages):
-        size = video_size(video, location=row.location)
-        sizes.append((video, size))
-        # Two black frames that take no memory, because a template that writes times needs frames.
-        width, height = size or (1, 1)
-        frames = np.broadcast_to(np.uint8(0), (2, height, width, 3))
-        videos.append(Video(frames=frames, fps=DEFAULT_FPS))
+        sizes.append((video, video_size(video, location=row.location)))
     with placed(row.location):
         for part, shape in sizes:
             if shape is not None:
                 kit.check_size(processor, part, width=shape[0], height=shape[1])
-        ids = kit.render(processor, row.messages, add_generation_prompt=add_generation_prompt, videos=videos)
-        outline = replace(EncodedPrompt.of_text(ids), videos=videos)
+        ids = kit.render(processor, row.messages, add_generation_prompt=add_generation_prompt)
+        outline = EncodedPrompt.of_text(ids)
         if add_generation_prompt and row.prefill:
             outline = _begun(outline, row.prefill, kit=kit, processor=processor)
     return outline

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from lmm_r1 import cpu
 from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_files import read_json_object, write_json_object
-from lmm_r1.lmm_kits.encoding import check_tokens, images_refused, known_ids, part_lists, text_positions
-from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Media, Processor, RawMedia
+from lmm_r1.files.json_files import read_json_object
+from lmm_r1.lmm_kits.encoding import check_tokens, known_ids, part_lists, text_positions
+from lmm_r1.lmm_kits.kit import Config, LmmKit, Media, Processor
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec
 
 if TYPE_CHECKING:
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
 CONFIG_KEY = "lmm_r1_kit"
 """The key in a checkpoint's config under which a model that was trained with a derived kit stores it."""
-Capability = Literal["sft", "freezing", "lora", "merge", "packed", "shared_prefix", "critic", "rl", "video"]
+Capability = Literal["sft", "freezing", "lora", "packed", "shared_prefix", "rl"]
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
-
-
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -95,7 +94,8 @@ class KitFile:
     blank_ids: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
     """The ids of a small blank image, as pairs of an id and its number of repetitions."""
     blank_media: dict[str, BlankTensor]
-    capabilities: dict[Capability, Confirmation]
+    capabilities: dict[str, Confirmation]
+    """What the checks found; kits of earlier versions have more."""
 
     @classmethod
     def parsed(cls, data: object, *, place: str) -> KitFile:
@@ -115,11 +115,6 @@ class KitFile:
         """The file's JSON object."""
         return asdict(self)
 
-    @property
-    def refusals(self) -> dict[str, str]:
-        """Why each capability that is not confirmed is off."""
-        return {name: finding.reason for name, finding in self.capabilities.items() if not finding.confirmed}
-
 
 @cache
 def _parser() -> TypeAdapter[KitFile]:
@@ -133,10 +128,6 @@ def read_kit(file: str | Path) -> KitFile:
     except OSError as error:
         raise UserError(f"{file}: this kit cannot be read ({error.strerror})") from error
     return KitFile.parsed(data, place=str(file))
-
-
-def write_kit(kit: KitFile, file: str | Path) -> None:
-    write_json_object(Path(file), kit.data)
 
 
 def stored_kit(config: Mapping[str, Any], *, path: str) -> KitFile | None:
@@ -164,27 +155,22 @@ def derived_kit(file: KitFile, *, place: str) -> LmmKit:
 
 @cache
 def _made(text: str, place: str) -> LmmKit:
+    cpu.prepare()
     from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
     file = KitFile.parsed(json.loads(text), place=place)
-    refusals = {**file.refusals, "4bit": "it is not checked for derived kits"}
+    refusals = {name: finding.reason for name, finding in file.capabilities.items() if not finding.confirmed}
+    refusals |= dict.fromkeys(("4bit", "critic"), "it is not checked for derived kits")
+    bases = {"config_class": PretrainedConfig, "model_class": PreTrainedModel, "processor_class": ProcessorMixin}
     members = {
         "file": file,
         "model_type": file.model_type,
         "checkpoints": f"derived for {file.model_type}",
-        "config_class": _class(file.config_class, PretrainedConfig, place=f"{place}: config_class"),
-        "model_class": _class(file.model_class, PreTrainedModel, place=f"{place}: model_class"),
-        "processor_class": _class(file.processor_class, ProcessorMixin, place=f"{place}: processor_class"),
-        "media_tokens": tuple(file.media_tokens),
-        "media_keys": tuple(file.media_keys),
+        **{key: _class(getattr(file, key), base, place=f"{place}: {key}") for key, base in bases.items()},
+        **{key: tuple(value) for key, value in vars(file).items() if re.fullmatch(r"media_\w+|\w+_prefixes", key)},
         "tokenizer_adds_start": file.adds_start,
         "engine_refusal": refusals.get("rl"),
         "refusals": refusals,
-        "takes_4bit": False,
-        "vision_prefixes": tuple(file.vision_prefixes),
-        "projector_prefixes": tuple(file.projector_prefixes),
-        "language_prefixes": tuple(file.language_prefixes),
-        "untrained_prefixes": tuple(file.untrained_prefixes),
     }
     return type("MadeKit", (DerivedKit,), members)()
 
@@ -224,24 +210,8 @@ class DerivedKit(LmmKit):
         if processor.tokenizer.convert_tokens_to_ids(self.file.placeholder) != self.file.placeholder_id:
             raise UserError(f"{path}: the token ids differ from those of the kit; derive one for this checkpoint")
 
-    def apply_template(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        chat = part_lists(messages) if self.file.text_as_parts else to_chat(messages)
-        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-
-    def encode_chat(self, processor: Processor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
-        engine_token_ids = self.text_ids(processor, text, opens=opens)
-        if not raw.images:
-            return EncodedPrompt.of_text(engine_token_ids)
-        special = self.adds_start(processor, text, opens=opens)
-        try:
-            batch = processor(text=[text], images=list(raw.images), add_special_tokens=special, return_tensors="pt")
-        except ValueError as error:
-            raise images_refused((image.size for image in raw.images), error) from error
-        return raw.encoded(
-            token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=engine_token_ids,
-            media={key: batch[key] for key in self.media_keys},
-        )
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        return part_lists(messages) if self.file.text_as_parts else to_chat(messages)
 
     def image_token(self, processor: Processor) -> str:
         return self.file.image_token
@@ -310,18 +280,6 @@ class DerivedKit(LmmKit):
         assert isinstance(positions, torch.Tensor)
         return positions
 
-    def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join media along their first dimension; images of other sizes are padded with zeros at the end of each side."""
-        import torch
-
-        keys = {key: None for item in media for key in item}
-        merged = {}
-        for key in keys:
-            tensors = [item[key] for item in media if key in item]
-            sides = [max(lengths) for lengths in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
-            merged[key] = torch.cat([_padded(tensor, sides) for tensor in tensors])
-        return merged
-
     def filler_media(self, config: Config) -> tuple[list[int], Media]:
         import torch
 
@@ -338,28 +296,11 @@ class DerivedKit(LmmKit):
         """Return None: how a mixture's routers score experts is not checked."""
         return None
 
-    def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
-        """Return the model without its output layer; raises UserError if that is not a part of its own."""
-        inner = model.base_model
-        if inner is model:
-            raise UserError(f"{type(model).__name__} has no part without the output layer")
-        return inner
-
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
         return model.get_submodule(self.file.language_model)
 
     def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Config:
         raise UserError(f"the derived kit of {self.model_type} builds no tiny models")
-
-
-def _padded(tensor: torch.Tensor, sides: Sequence[int]) -> torch.Tensor:
-    """Return a tensor with zeros at the end of each side but the first."""
-    import torch
-
-    missing = [wanted - length for wanted, length in zip(sides, tensor.shape[1:], strict=True)]
-    if not any(missing):
-        return tensor
-    return torch.nn.functional.pad(tensor, [number for side in reversed(missing) for number in (0, side)])
 
 
 def positions_owner(model_class: type[PreTrainedModel]) -> Any:

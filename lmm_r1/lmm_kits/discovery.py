@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,42 +41,44 @@ _WIDTH = re.compile(
     r"(.*_)?(intermediate_size|hidden_size|input_dim|output_dim|ffn_dim|conv_dim|block_dim|block_ff_dim|lora_rank|projection_dim)(_.*)?"
 )
 _OTHER_TOKENS = re.compile(r"(image|img|video|vision|visual|boi|eoi).*token_(id|ids|index)")
+# What processors and models raise for inputs that do not fit.
+_MISFITS = (ValueError, TypeError, RuntimeError, KeyError, IndexError, AttributeError, AssertionError)
 SIZES = ((56, 56), (140, 84), (84, 112), (448, 308))
 BLANK_SIDES = (28, 32, 56, 64, 112, 224, 448)
 SPREAD = 0.1
+QUESTION = "Which digit is this?"
 
 
-class Unsupported(UserError):
-    """What the architecture has or lacks, for which no kit can be derived."""
+class Unconfirmed(UserError):
+    """Why no kit can be derived, or why a check does not confirm a capability."""
 
 
 def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     """Return a config of the same structure with few layers and small widths; tokens and sizes of images stay."""
     data = config.to_dict()
     text = next((key for key in config.sub_configs if getattr(config, key, None) is config.get_text_config()), None)
-    widths: dict[int, int] = {}
-    for section in [data, *(data[key] for key in config.sub_configs if isinstance(data.get(key), dict))]:
-        for name in _HIDDEN:
-            if isinstance(section.get(name), int):
-                widths[section[name]] = HIDDEN
-    for key in config.sub_configs:
-        if isinstance(data.get(key), dict):
-            data[key] = _shrunk_section(data[key], widths, keeps_vocabulary=key == text)
-    return type(config).from_dict(_shrunk_section(data, widths, keeps_vocabulary=True))
+    parts = {key: data[key] for key in config.sub_configs if isinstance(data.get(key), dict)}
+    found = [section.get(name) for section in (data, *parts.values()) for name in _HIDDEN]
+    widths = {width: HIDDEN for width in found if isinstance(width, int)}
+    small = {key: _shrunk_section(part, widths, keeps_vocabulary=key == text) for key, part in parts.items()}
+    return type(config).from_dict(_shrunk_section({**data, **small}, widths, keeps_vocabulary=True))
 
 
 def _shrunk_section(
     section: Mapping[str, Any], widths: dict[int, int], *, keeps_vocabulary: bool
 ) -> dict[str, object]:
+    def first_of(names: Sequence[str]) -> int | None:
+        return next((section[name] for name in names if isinstance(section.get(name), int)), None)
+
     made: dict[str, object] = dict(section)
-    layers = next((section[name] for name in _LAYERS if isinstance(section.get(name), int)), None)
+    layers = first_of(_LAYERS)
     fewer = None if layers is None else _enough_layers(section, layers)
-    heads = next((section[name] for name in ("num_attention_heads", "num_heads", "n_heads") if name in section), 1)
-    hidden = next((section[name] for name in _HIDDEN if isinstance(section.get(name), int)), HIDDEN)
+    heads = first_of(("num_attention_heads", "num_heads", "n_heads")) or 1
+    hidden = first_of(_HIDDEN) or HIDDEN
     scale = max((section.get("head_dim") or hidden // heads) // HEAD_DIM, 1)
     for name, value in section.items():
         most = next((most for pattern, most in _MOST.items() if re.fullmatch(pattern, name)), None)
-        if isinstance(value, list) and fewer is not None and value and layers is not None:
+        if isinstance(value, list) and value and layers is not None and fewer is not None:
             made[name] = value = _fewer_layers(name, value, layers, fewer)
         if isinstance(value, list) and _WIDTH.fullmatch(name):
             made[name] = [_narrow(part, hidden, widths) for part in value]
@@ -111,51 +115,42 @@ def _narrow(width: int, hidden: int, widths: dict[int, int]) -> int:
 
 def _enough_layers(section: Mapping[str, Any], layers: int) -> int:
     """Return how many layers have one of each kind."""
-    kinds = [value for value in section.values() if isinstance(value, list) and len(value) == layers]
-    for number in range(min(2, layers), min(layers, MOST_LAYERS) + 1):
-        if all(set(map(str, kind[:number])) == set(map(str, kind)) for kind in kinds):
-            return number
-    return min(layers, MOST_LAYERS)
+    kinds = [list(map(str, value)) for value in section.values() if isinstance(value, list) and len(value) == layers]
+    most = min(layers, MOST_LAYERS)
+    enough = (n for n in range(min(2, layers), most) if all(set(kind[:n]) == set(kind) for kind in kinds))
+    return next(enough, most)
 
 
 def _fewer_layers(name: str, value: list[Any], layers: int, fewer: int) -> list[Any]:
     """Return a list with an entry per layer, or with numbers of layers, for the first few layers."""
-    if len(value) == layers:
-        kept = value[:fewer]
-        # A mixture whose list of layers is complete numbers them.
-        return kept if not _numbers_layers(name, value, layers) else [part for part in value if part < fewer]
-    if _numbers_layers(name, value, layers):
-        return [part for part in value if part < fewer] or [fewer - 1]
-    return value
-
-
-def _numbers_layers(name: str, value: list[Any], layers: int) -> bool:
-    return (
-        bool(re.search(r"layers|idxs|indexes|indices", name))
+    numbers_layers = (
+        re.search(r"layers|idxs|indexes|indices", name)
         and value == sorted(set(value))
         and all(isinstance(part, int) and 0 <= part < layers for part in value)
         and max(value) > 1
     )
+    if numbers_layers:
+        return [part for part in value if part < fewer] or [fewer - 1]
+    return value[:fewer] if len(value) == layers else value
 
 
 def write_small(model: str, folder: Path) -> tuple[PreTrainedModel, Any]:
     """Write a small random checkpoint of a model's architecture, with its processor; return the model and the processor.
 
-    Raises Unsupported if transformers has no class for it, or the config cannot be made small.
+    Raises Unconfirmed if transformers has no class for it, or the config cannot be made small.
     """
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, ProcessorMixin
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     config = AutoConfig.from_pretrained(model)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        raise Unsupported(f"transformers has no model of images and text for {config.model_type}")
+        raise Unconfirmed(f"transformers has no model of images and text for {config.model_type}")
     processor = load_image_processor(model, processor_classes=(ProcessorMixin,))
-    small = shrunk(config)
     torch.manual_seed(0)
     try:
-        made = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](small).eval()
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-        raise Unsupported(f"no small model can be made of its config ({first_line(error)})") from error
+        made = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](shrunk(config)).eval()
+    except _MISFITS as error:
+        raise Unconfirmed(f"no small model can be made of its config ({first_line(error)})") from error
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in made.parameters():
@@ -193,18 +188,20 @@ class Discovery:
     processor: Any
 
     def kit_file(self) -> KitFile:
-        """Return what is found, with every capability confirmed; raises Unsupported if something is not found."""
-        tokenizer, as_parts = self.processor.tokenizer, self._text_as_parts()
-        image_token = self._image_token(as_parts)
-        texts = {size: self._chat(1, as_parts) for size in SIZES}
-        written = [self._expansion(texts[size], image_token, [picture(*size)]) for size in SIZES]
-        placeholder = self._placeholder(written)
-        names = tokenizer.convert_ids_to_tokens
-        mark = self._image_mark(texts[SIZES[0]], image_token, as_parts)
-        adds_start = self._adds_start(texts[SIZES[0]])
-        batch = self._batch(texts[SIZES[1]], [picture(*SIZES[1])])
+        """Return what is found, with every capability confirmed; raises Unconfirmed if something is not found."""
+        names = self.processor.tokenizer.convert_ids_to_tokens
+        image_token, text = self._image_token(), self._chat(1)
+        written = [self._expansion(text, image_token, picture(*size)) for size in SIZES]
+        placeholder, number = Counter(written[-1]).most_common(1)[0]
+        if number < 2 or not all(placeholder in ids for ids in written):
+            raise Unconfirmed("the processor repeats no token for an image")
+        mark = self._image_mark(text, image_token)
+        bare, special = (self.processor.tokenizer(text, add_special_tokens=add)["input_ids"] for add in (False, True))
+        if special[len(special) - len(bare) :] != bare:
+            raise Unconfirmed("the tokenizer adds a token to the end of a text")
+        batch = self._batch(text, picture(*SIZES[1]))
         media_keys, token_inputs = self._inputs(batch)
-        reached = self._reached(batch), self._reached(self._batch(self._chat(0, as_parts), []))
+        prefixes = self._prefixes(self._reached(batch), self._reached(self._batch(self._chat(0))))
         blank_ids, blank_media = self._blank(mark, media_keys)
         return KitFile(
             model_type=self.model.config.model_type,
@@ -215,103 +212,87 @@ class Discovery:
             image_mark=mark,
             placeholder=names(placeholder),
             placeholder_id=placeholder,
-            opening=self._border([ids[0] for ids in written], written, placeholder),
-            closing=self._border([ids[-1] for ids in written], written, placeholder),
+            opening=self._border(written, 0, placeholder),
+            closing=self._border(written, -1, placeholder),
             media_tokens=self._media_tokens(written, mark),
             media_keys=media_keys,
             token_inputs=token_inputs,
             positions="text" if positions_owner(type(self.model)) is None else "model",
-            adds_start=adds_start,
-            text_as_parts=as_parts,
-            **self._prefixes(*reached),
+            adds_start=special != bare,
+            text_as_parts=self._as_parts,
+            **prefixes,
             language_model=self._language_model(),
             blank_ids=blank_ids,
             blank_media=blank_media,
             capabilities={name: Confirmation(confirmed=True, reason="being checked") for name in CAPABILITIES},
         )
 
-    def _render(self, chat: Sequence[Mapping[str, Any]]) -> str:
-        return self.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-
-    def _chat(self, images: int, as_parts: bool) -> str:
-        words: list[dict[str, str]] = [{"type": "text", "text": "Which digit is this?"}]
-        content: object = [*({"type": "image"} for _ in range(images)), *words]
-        if not images and not as_parts:
-            content = words[0]["text"]
-        return self._render([{"role": "user", "content": content}])
-
-    def _text_as_parts(self) -> bool:
-        """Return whether the template needs text as parts; raises Unsupported if it writes neither form."""
+    @cached_property
+    def _as_parts(self) -> bool:
+        """Whether the template needs text as parts."""
         for as_parts in (False, True):
             try:
-                text = self._chat(0, as_parts)
+                text = self._rendered([{"type": "text", "text": QUESTION}] if as_parts else QUESTION)
             except Exception:  # templates raise what they like
                 continue
-            if "Which digit is this?" in text and "'type'" not in text:
+            if QUESTION in text and "'type'" not in text:
                 return as_parts
-        raise Unsupported("the chat template writes a text neither as a string nor as a list of parts")
+        raise Unconfirmed("the chat template writes a text neither as a string nor as a list of parts")
 
-    def _image_token(self, as_parts: bool) -> str:
+    def _rendered(self, content: object) -> str:
+        chat = [{"role": "user", "content": content}]
+        return self.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+    def _chat(self, images: int) -> str:
+        parts = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": QUESTION}]
+        return self._rendered(parts if images or self._as_parts else QUESTION)
+
+    def _image_token(self) -> str:
+        zero = self._chat(0)
         try:
-            texts = [self._chat(number, as_parts) for number in range(3)]
+            one, two = self._chat(1), self._chat(2)
         except Exception as error:
-            raise Unsupported(f"the chat template does not take images ({first_line(error)})") from error
-        counts = [[text.count(token) for text in texts] for token in self.processor.tokenizer.get_added_vocab()]
-        tokens = self.processor.tokenizer.get_added_vocab()
-        found = [
-            token for token, (zero, one, two) in zip(tokens, counts, strict=True) if (one - zero, two - zero) == (1, 2)
-        ]
+            raise Unconfirmed(f"the chat template does not take images ({first_line(error)})") from error
+        added = self.processor.tokenizer.get_added_vocab()
+        found = [token for token in added if [text.count(token) - zero.count(token) for text in (one, two)] == [1, 2]]
         own = str(getattr(self.processor, "image_token", None))
-        if own in found:
-            return own
-        if len(found) != 1:
-            raise Unsupported(
+        if own not in found and len(found) != 1:
+            raise Unconfirmed(
                 f"the chat template writes {len(found)} tokens for an image, and the processor names none"
             )
-        return found[0]
+        return own if own in found else found[0]
 
-    def _batch(self, text: str, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    def _batch(self, text: str, *images: Image.Image) -> dict[str, torch.Tensor]:
         given = {"images": list(images)} if images else {}
         return dict(self.processor(text=[text], add_special_tokens=False, return_tensors="pt", **given))
 
-    def _expansion(self, text: str, image_token: str, images: Sequence[Image.Image]) -> list[int]:
+    def _expansion(self, text: str, image_token: str, image: Image.Image) -> list[int]:
         """Return the ids that the processor writes in the place of the image token; all others must stay as they are."""
         tokenizer = self.processor.tokenizer
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         place = ids.index(tokenizer.convert_tokens_to_ids(image_token))
         try:
-            full = self._batch(text, images)["input_ids"][0].tolist()
-        except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
-            raise Unsupported(f"the processor does not take an image ({first_line(error)})") from error
+            full = self._batch(text, image)["input_ids"][0].tolist()
+        except _MISFITS as error:
+            raise Unconfirmed(f"the processor does not take an image ({first_line(error)})") from error
         after = len(ids) - place - 1
         if full[:place] != ids[:place] or full[len(full) - after :] != ids[place + 1 :]:
-            raise Unsupported("the processor changes text around an image")
+            raise Unconfirmed("the processor changes text around an image")
         made = full[place : len(full) - after]
-        words = set(made) - set(tokenizer.get_added_vocab().values())
-        if words:
+        if words := set(made) - set(tokenizer.get_added_vocab().values()):
             shown = tokenizer.decode(sorted(words))
-            raise Unsupported(f"the processor writes ordinary text in the place of an image ({shown!r})")
+            raise Unconfirmed(f"the processor writes ordinary text in the place of an image ({shown!r})")
         return made
 
-    def _placeholder(self, written: Sequence[Sequence[int]]) -> int:
-        config = self.model.config
-        named = [getattr(config, name, None) for name in ("image_token_id", "image_token_index")]
-        inside = set.intersection(*map(set, written))
-        for token in named:
-            if token in inside:
-                return token
-        (token, number), *_ = Counter(written[-1]).most_common(1)
-        if token not in inside or number < 2:
-            raise Unsupported("the processor repeats no token for an image")
-        return token
+    def _border(self, written: Sequence[list[int]], place: int, placeholder: int) -> str | None:
+        """Return the token that every image has once, at this place; None without one."""
+        token = written[0][place]
+        once = all(ids[place] == token and ids.count(token) == 1 for ids in written)
+        return self.processor.tokenizer.convert_ids_to_tokens(token) if once and token != placeholder else None
 
-    def _border(self, tokens: Sequence[int], written: Sequence[Sequence[int]], placeholder: int) -> str | None:
-        once = len(set(tokens)) == 1 and all(list(ids).count(tokens[0]) == 1 for ids in written)
-        return self.processor.tokenizer.convert_ids_to_tokens(tokens[0]) if once and tokens[0] != placeholder else None
-
-    def _image_mark(self, text: str, image_token: str, as_parts: bool) -> str:
+    def _image_mark(self, text: str, image_token: str) -> str:
         """Return the image token with the tokens that the template writes next to it only for an image."""
-        plain = self._chat(0, as_parts)
+        plain = self._chat(0)
         added = sorted((token for token in self.processor.tokenizer.get_added_vocab() if token not in plain), key=len)
         before, after = text.split(image_token, 1)
         mark = image_token
@@ -320,13 +301,6 @@ class Discovery:
         while token := next((token for token in reversed(added) if after.startswith(token)), None):
             mark, after = mark + token, after.removeprefix(token)
         return mark
-
-    def _adds_start(self, text: str) -> bool:
-        tokenizer = self.processor.tokenizer
-        bare, special = (tokenizer(text, add_special_tokens=add)["input_ids"] for add in (False, True))
-        if special[len(special) - len(bare) :] != bare:
-            raise Unsupported("the tokenizer adds a token to the end of a text")
-        return special != bare
 
     def _inputs(self, batch: Mapping[str, torch.Tensor]) -> tuple[list[str], dict[str, list[int]]]:
         """Return the names of the media tensors, and of the inputs with a 1 at certain tokens, with the ids of these."""
@@ -341,28 +315,28 @@ class Discovery:
                 continue
             kinds = {token: set(value[ids == token].tolist()) for token in set(ids[0].tolist())}
             if any(len(found) > 1 or not found <= {0, 1} for found in kinds.values()):
-                raise Unsupported(f"its input {name} does not follow from the tokens")
+                raise Unconfirmed(f"its input {name} does not follow from the tokens")
             marked[name] = sorted(token for token, found in kinds.items() if found == {1})
         if not media:
-            raise Unsupported("the processor makes no tensors that the model takes")
+            raise Unconfirmed("the processor makes no tensors that the model takes")
         return media, marked
 
     def _blank(self, mark: str, media_keys: Sequence[str]) -> tuple[list[list[int]], dict[str, BlankTensor]]:
         """Return ids and tensors of the first square black image that the processor and the model take."""
         for side in BLANK_SIDES:
             try:
-                batch = self._batch(mark, [Image.new("RGB", (side, side))])
+                batch = self._batch(mark, Image.new("RGB", (side, side)))
                 self._reached(batch)
-            except (Unsupported, ValueError, TypeError, RuntimeError, KeyError, IndexError):
+            except (Unconfirmed, *_MISFITS):
                 continue
-            ids: list[list[int]] = []
-            for token in batch["input_ids"][0].tolist():
-                if ids and ids[-1][0] == token:
-                    ids[-1][1] += 1
-                else:
-                    ids.append([token, 1])
-            return ids, {name: _blank_tensor(batch[name]) for name in media_keys}
-        raise Unsupported("the processor takes no square image")
+            runs = [[token, len(list(run))] for token, run in groupby(batch["input_ids"][0].tolist())]
+            tensors = {}
+            for name in media_keys:
+                dtype, shape = str(batch[name].dtype).removeprefix("torch."), list(batch[name].shape)
+                listed = None if batch[name].is_floating_point() else [int(value) for value in batch[name].flatten()]
+                tensors[name] = BlankTensor(dtype=dtype, shape=shape, integers=listed)
+            return runs, tensors
+        raise Unconfirmed("the processor takes no square image")
 
     def _media_tokens(self, written: Sequence[Sequence[int]], mark: str) -> list[str]:
         """Return the tokens seen in images, those that differ from them in numbers, and those that the config names."""
@@ -373,11 +347,13 @@ class Discovery:
         named = [value for name, value in config.items() if _OTHER_TOKENS.fullmatch(name)]
         numbers = {number for value in named for number in (value if isinstance(value, list) else [value])}
         patterns = {re.sub(r"\d+", "0", token) for token in seen}
-        others = {
-            token for token, number in added.items() if number in numbers or re.sub(r"\d+", "0", token) in patterns
-        }
         video = str(getattr(self.processor, "video_token", None))
-        return sorted(seen | others | ({video} if video in added else set()))
+        others = {
+            token
+            for token, number in added.items()
+            if number in numbers or re.sub(r"\d+", "0", token) in patterns or token == video
+        }
+        return sorted(seen | others)
 
     def _reached(self, batch: Mapping[str, torch.Tensor]) -> set[str]:
         """Return the names of the weights that a loss on a batch reaches."""
@@ -387,8 +363,8 @@ class Discovery:
         }
         try:
             self.model(**taken).logits.float().logsumexp(-1).sum().backward()
-        except (ValueError, TypeError, RuntimeError, KeyError, IndexError, AttributeError) as error:
-            raise Unsupported(f"the model does not run on what the processor makes ({first_line(error)})") from error
+        except _MISFITS as error:
+            raise Unconfirmed(f"the model does not run on what the processor makes ({first_line(error)})") from error
         reached = {name for name, weight in self.model.named_parameters() if weight.grad is not None}
         self.model.zero_grad()
         return reached
@@ -401,63 +377,30 @@ class Discovery:
             if name and isinstance(module, PreTrainedModel) and module.config is text
         ]
         if not towers:
-            raise Unsupported("its language model is no module of its own")
+            raise Unconfirmed("its language model is no module of its own")
         return towers[-1]
 
     def _prefixes(self, by_image: set[str], by_text: set[str]) -> dict[str, list[str]]:
-        """Return the prefixes of the parts of the model, by what losses on an image and on text reach."""
+        """Return the prefixes of the parts of the model, by what losses on an image and on text reach.
+
+        The projector counts as a part of the vision tower: both are frozen together.
+        """
         names = [name for name, _ in self.model.named_parameters()]
-        owners = {name: _owner(self.model, name) for name in names}
-        language = {owner for name, owner in owners.items() if name in by_text}
-        # With tied weights, the output layer has no names of its own here.
-        head = [
-            f"{name}." for name, module in self.model.named_modules() if module is self.model.get_output_embeddings()
-        ]
-        towers = tuple(
-            f"{name}."
-            for name, module in self.model.named_modules()
-            if name
-            and isinstance(module, PreTrainedModel)
-            and not name.startswith(self._language_model())
-            and name not in ("model",)
-        )
-        seen = {name for name in by_image if owners[name] not in language}
-        if not seen:
-            raise Unsupported("a loss on an image reaches no weights but the language model's")
-        groups = {
-            "vision_prefixes": {name for name in seen if name.startswith(towers)},
-            "projector_prefixes": {name for name in seen if not name.startswith(towers)},
-            "language_prefixes": {name for name in names if owners[name] in language},
+        vision, language = {_owner(name) for name in by_image}, {_owner(name) for name in by_text}
+        if vision <= language:
+            raise Unconfirmed("a loss on an image reaches no weights but the language model's")
+        unread = {name for name in names if name not in by_image and _owner(name) in vision - language}
+        return {
+            "vision_prefixes": sorted(vision - language),
+            "projector_prefixes": [],
+            # A tied output layer has no weight of its own.
+            "language_prefixes": sorted({*language, "lm_head."}),
+            "untrained_prefixes": sorted({_owner(name) for name in names} - vision - language | unread),
         }
-        groups["untrained_prefixes"] = set(names).difference(*groups.values())
-        prefixes = {kind: _covering(group, names) for kind, group in groups.items()}
-        prefixes["language_prefixes"] += [
-            name for name in head if not name.startswith(tuple(prefixes["language_prefixes"]))
-        ]
-        return prefixes
 
 
-def _blank_tensor(tensor: torch.Tensor) -> BlankTensor:
-    listed = None if tensor.is_floating_point() else [int(value) for value in tensor.flatten()]
-    return BlankTensor(dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape), integers=listed)
-
-
-def _owner(model: PreTrainedModel, name: str) -> str:
-    """Return the part of the model that a weight belongs to: a child of its inner model, or of the model itself."""
+def _owner(name: str) -> str:
+    """Return the prefix of the part that a weight belongs to: a child of the inner model, or of the model itself."""
     parts = name.split(".")
-    return ".".join(parts[: 2 if parts[0] == "model" else 1])
-
-
-def _covering(wanted: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Return the shortest prefixes that cover the wanted names and no others."""
-    wanted = set(wanted)
-    others = [name for name in names if name not in wanted]
-    found: list[str] = []
-    for name in sorted(wanted):
-        if name.startswith(tuple(found)):
-            continue
-        parts = name.split(".")
-        prefixes = [".".join(parts[:count]) + "." for count in range(1, len(parts))] + [name]
-        # Not "model.", which holds whatever a larger model has more.
-        found.append(next(p for p in prefixes if p != "model." and not any(other.startswith(p) for other in others)))
-    return found
+    part = ".".join(parts[: 2 if parts[0] == "model" else 1])
+    return part if part == name else f"{part}."

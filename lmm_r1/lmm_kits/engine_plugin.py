@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-from typing import TYPE_CHECKING
-
 from lmm_r1 import cpu
 from lmm_r1.lmm_kits.registry import given_kits
-
-if TYPE_CHECKING:
-    from vllm.model_executor.models.utils import WeightsMapper
 
 ENGINE_CLASSES: dict[str, str] = {
     "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
@@ -20,20 +13,16 @@ ENGINE_CLASSES: dict[str, str] = {
     "LmmR1Glm4vMoeForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:TiedMixtureModel",
     "LmmR1Idefics3ForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:Idefics3EngineModel",
     "LmmR1InternVLForConditionalGeneration": "lmm_r1.lmm_kits.internvl.engine_model:MarkedModel",
-    "LmmR1LlavaOnevisionForConditionalGeneration": "lmm_r1.lmm_kits.llava_onevision.engine_model:LlavaOnevisionEngineModel",
     "LmmR1Qwen2_5_VLForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:TimedVideoModel",
-    "LmmR1Qwen3VLMoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:EitherLayoutModel",
     "LmmR1SmolVLMForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:SmolVLMEngineModel",
     "Phi4MultimodalForCausalLM": "lmm_r1.lmm_kits.phi4_multimodal.engine_model:Phi4MultimodalEngineModel",
     "Phi3VForCausalLM": "lmm_r1.lmm_kits.phi3_v.engine_model:Phi3VForCausalLM",
-    "Qwen3_5ForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.qwen35_engine:DenseModel",
-    "Qwen3_5MoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.qwen35_engine:MixtureModel",
+    "Qwen3_5ForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:DenseModel",
+    "Qwen3_5MoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:MixtureModel",
 }
 """Architecture in a checkpoint's `config.json` or a kit's `hf_overrides` -> "module:class" of the model that vLLM runs."""
 CONFIGURED_LIKE: dict[str, str] = {"LmmR1Gemma4ForConditionalGeneration": "Gemma4ForConditionalGeneration"}
 """Architecture of ours -> the one of vLLM's whose settings it needs, such as an attention backend."""
-AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
-"""Modules with a `register_auto_classes()` for configs and processors that transformers lacks."""
 
 
 def register() -> None:
@@ -42,22 +31,12 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     cpu.prepare_engine()
-    for module in AUTO_CLASS_MODULES:
-        importlib.import_module(module).register_auto_classes()
+    from lmm_r1.lmm_kits.phi3_v import register_auto_classes
+
+    register_auto_classes()
     # A user's file registers what it needs when it is imported.
     list(given_kits())
     for architecture, place in ENGINE_CLASSES.items():
         ModelRegistry.register_model(architecture, place)
     for architecture, known in CONFIGURED_LIKE.items():
         MODELS_CONFIG_MAP[architecture] = MODELS_CONFIG_MAP[known]
-
-
-def new_tower_names() -> WeightsMapper:
-    """Return a mapping of both layouts of a SigLIP tower's weight names to those that vLLM's models read.
-
-    Transformers 5 names the vision tower's parameters without the "vision_model." of the released checkpoints.
-    """
-    from vllm.model_executor.models.utils import WeightsMapper
-
-    new_name = re.compile(r"^(model\.)?vision_tower\.(?!vision_model\.)")
-    return WeightsMapper(orig_to_new_regex={new_name: "vision_tower.vision_model."})

@@ -14,7 +14,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message
 from lmm_r1.lmm_kits.encoding import part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
@@ -91,9 +90,7 @@ class JanusKit(LmmKit):
     def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         return part_lists(messages)
 
-    def engine_ids(
-        self, processor: JanusProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
-    ) -> list[int]:
+    def engine_ids(self, processor: JanusProcessor, text: str, *, opens: bool = True) -> list[int]:
         # The processor puts the default system prompt before the text, and the tokenizer the start token before both.
         special = self.adds_start(processor, text, opens=opens)
         image = f"{processor.image_start_token}{processor.image_token}{processor.image_end_token}"

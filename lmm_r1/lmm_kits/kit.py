@@ -30,7 +30,6 @@ from lmm_r1.lmm_kits.encoding import (
 from lmm_r1.lmm_kits.kit_facts import (
     Config,
     EncodedPrompt,
-    EngineArguments,
     KitFacts,
     Media,
     Processor,
@@ -147,10 +146,6 @@ class LmmKit(KitFacts, ABC):
         if self.turn_end and self.turn_end in str(processor.chat_template) and self.turn_end in tokenizer.get_vocab():
             tokenizer.eos_token = self.turn_end
 
-    def save_processor(self, processor: Processor, folder: str | Path) -> None:
-        """Write processor, tokenizer and chat template."""
-        processor.save_pretrained(folder)
-
     def tokenizer_of(self, processor: Processor) -> PreTrainedTokenizerBase:
         return processor.tokenizer
 
@@ -178,16 +173,11 @@ class LmmKit(KitFacts, ABC):
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
     ) -> list[int]:
-        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading pixels.
-
-        Args:
-            videos: the conversation's and possibly more after them, for kits whose placeholders contain times.
-        """
+        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading pixels."""
         processor, messages = as_text(self, processor, messages)
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self.engine_ids(processor, text, videos=videos)
+        return self.engine_ids(processor, text)
 
     def encode_bordered(
         self,
@@ -297,7 +287,7 @@ class LmmKit(KitFacts, ABC):
         Raises UserError if the processor refuses them.
         """
         if not raw.images and not raw.videos:
-            return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=(), opens=opens))
+            return EncodedPrompt.of_text(self.engine_ids(processor, text, opens=opens))
         media: dict[str, object] = {"images": list(raw.images)} if raw.images else {}
         if raw.videos:
             media["videos"] = [channels_first(video) for video in raw.videos]
@@ -312,11 +302,11 @@ class LmmKit(KitFacts, ABC):
             raise images_refused(sizes, error) from error
         return raw.encoded(
             token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos, opens=opens),
+            engine_token_ids=self.engine_ids(processor, text, opens=opens),
             media={key: batch[key] for key in self.media_keys if key in batch},
         )
 
-    def engine_ids(self, processor: Processor, text: str, *, videos: Sequence[Video], opens: bool = True) -> list[int]:
+    def engine_ids(self, processor: Processor, text: str, *, opens: bool = True) -> list[int]:
         """Return a rendered chat's ids for vLLM, with one placeholder per image or video; by default it has them already."""
         return self.text_ids(processor, text, opens=opens)
 
@@ -426,15 +416,14 @@ class LmmKit(KitFacts, ABC):
         """Return ids that end a response by the checkpoint's generation config but belong to its text; most have none."""
         return frozenset()
 
-    def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> EngineArguments:
+    def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> dict[str, dict[str, Any]]:
         """Return extra arguments for vLLM's engine, such as `hf_overrides`.
 
         Args:
             max_images, max_videos: the most that a row has; vLLM reserves memory only for so many.
         """
-        counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
-        limits = {kind: most for kind, (taken, most) in counts.items() if taken}
-        arguments: EngineArguments = {"limit_mm_per_prompt": limits} if limits else {}
+        limits = {"image": max_images, "video": max_videos if self.takes_videos else 0}
+        arguments: dict[str, dict[str, Any]] = {"limit_mm_per_prompt": limits} if self.takes_images else {}
         overrides: dict[str, Any] = {"text_config": dict(self.engine_text_config)} if self.engine_text_config else {}
         if architecture := self.engine_architecture or (self.video_engine_architecture if max_videos else None):
             overrides["architectures"] = [architecture]
@@ -458,17 +447,22 @@ class LmmKit(KitFacts, ABC):
         return inputs
 
     def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the media tensors of several prompts in row order: along their first dimension, key by key."""
+        """Join the media tensors of several prompts in row order: along their first dimension, key by key.
+
+        Tensors whose other sides differ are padded at the ends of these, with `padded_media` or zeros.
+        """
         import torch
         from torch.nn.functional import pad
 
         merged = {}
         for key in {key: None for item in media for key in item}:
-            tensors = [item[key] for item in media if key in item]
-            if key in self.padded_media:
-                longest, value = max(tensor.shape[1] for tensor in tensors), self.padded_media[key]
-                inner = (0, 0) * (tensors[0].dim() - 2)
-                tensors = [pad(one, (*inner, 0, longest - one.shape[1]), value=value) for one in tensors]
+            tensors, value = [item[key] for item in media if key in item], self.padded_media.get(key, 0)
+            sides = [max(lengths) for lengths in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+            for place, tensor in enumerate(tensors):
+                missing = [longest - length for longest, length in zip(sides, tensor.shape[1:], strict=True)]
+                if any(missing):
+                    ends = [number for side in reversed(missing) for number in (0, side)]
+                    tensors[place] = pad(tensor, ends, value=value)
             merged[key] = torch.cat(tensors)
         return merged
 
@@ -515,13 +509,6 @@ class LmmKit(KitFacts, ABC):
         """Return the module whose `last_hidden_state` is the input of the output layer or of a value head."""
         return model.model
 
-    def windowed_tower_of(self, model: PreTrainedModel) -> PreTrainedModel | None:
-        """Return the vision tower whose patches attend within windows, or within the images of one sequence; None without one.
-
-        An attention with "flash" in its name gets all windows at once, with their borders.
-        """
-        return None
-
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
         """Return the module that runs the language model's layers, whose inputs are split if ranks share a sequence.
 
@@ -543,9 +530,22 @@ class LmmKit(KitFacts, ABC):
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
         """Write a small random checkpoint with the real architecture, its processor and chat template to `folder`."""
-        from lmm_r1.lmm_kits.tiny_model import write_tiny
+        import torch
 
-        write_tiny(self, spec, tokenizer_corpus, folder)
+        from lmm_r1.lmm_kits.tiny_model import name_tower_as_released
+
+        tokenizer = self.tiny_tokenizer(spec, tokenizer_corpus, folder)
+        config = self.tiny_config(spec, tokenizer)
+        torch.manual_seed(spec.seed)
+        model = self.model_class_of(config)(config)
+        self.tune_tiny(model, spec)
+        ends = tokenizer.convert_tokens_to_ids(list(self.tiny_tokens.generation_ends))
+        model.generation_config.eos_token_id = ends or tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.save_pretrained(folder)
+        if self.tiny_tower_as_released:
+            name_tower_as_released(folder)
+        self.tiny_processor(tokenizer).save_pretrained(folder)
 
     def tiny_tokenizer(
         self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path

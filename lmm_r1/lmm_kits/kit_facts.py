@@ -21,8 +21,6 @@ Config: TypeAlias = Any
 """What `load_config` returns: a `PretrainedConfig` of the kit's `config_class`."""
 Processor: TypeAlias = Any
 """What `load_processor` returns: a processor of the kit's `processor_class`, or a plain tokenizer."""
-EngineArguments: TypeAlias = dict[str, dict[str, Any]]
-"""What `engine_arguments` returns: settings of vLLM with the names of its arguments."""
 RouterScores = Literal["softmax", "sigmoid"]
 """Whether routers score all experts together or each expert by itself."""
 
@@ -139,6 +137,8 @@ class KitFacts:
     """Prefixes of parameters that none of our losses reaches (an audio tower, an unused pooling head)."""
     feature_points: ClassVar[tuple[FeaturePoint, ...]] = ()
     """Calls that compute features of images, in the order in which they are tried: with the projector, then the tower."""
+    windowed_tower: ClassVar[str | None] = None
+    """A vision tower whose patches attend within windows; an attention with "flash" in its name gets them all at once."""
     zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
     template_leaves_turn_open: ClassVar[bool] = False

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,19 @@ KITS: dict[str, str] = {
     "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal:Phi4MultimodalKit",
     "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen25VlKit",
     "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen2VlKit",
-    "qwen3_5": "lmm_r1.lmm_kits.qwen_vl.qwen35:Qwen35Kit",
-    "qwen3_5_moe": "lmm_r1.lmm_kits.qwen_vl.qwen35:Qwen35MoeKit",
+    "qwen3_5": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen35Kit",
+    "qwen3_5_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen35MoeKit",
     "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlKit",
     "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlMoeKit",
     "smolvlm": "lmm_r1.lmm_kits.idefics:SmolVlmKit",
 }
 """`model_type` -> "module:class" of its kit; imported on demand, because a kit loads transformers."""
 
-# `model_type` of an original format that has no kit -> module with `convert(source, output)` to a format that has one.
-CONVERTERS: dict[str, str] = {"phi4mm": "lmm_r1.lmm_kits.phi4_multimodal.conversion"}
+# `model_type` of an original format that has no kit -> where to get the checkpoint in transformers' format.
+ORIGINAL_FORMATS: dict[str, str] = {
+    "phi4mm": "take revision refs/pr/70 of microsoft/Phi-4-multimodal-instruct, and merge its adapter for images into it: "
+    "lmm-r1 merge --base FOLDER --adapter FOLDER/vision-lora --output MERGED"
+}
 
 KIT_FLAG = "--kit"
 # Between the files in KIT_VARIABLE: `FILE.py:NAME` has a colon.
@@ -130,11 +133,8 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
     model_type = config.get("model_type")
     if model_type in KITS:
         return model_type
-    if model_type in CONVERTERS:
-        raise UserError(
-            f"{model_path}: no kit for model_type '{model_type}', an original format; convert it first: "
-            f"lmm-r1 convert_checkpoint --input {model_path} --output FOLDER"
-        )
+    if model_type in ORIGINAL_FORMATS:
+        raise UserError(f"{model_path}: no kit for model_type '{model_type}'; {ORIGINAL_FORMATS[model_type]}")
     refusal = _llm_refusal(model_path, model_type, config, trust_remote_code=trust_remote_code)
     if refusal is not None:
         raise UserError(
@@ -161,19 +161,6 @@ def register_kit(file: str | Path) -> LmmKit:
         raise UserError(f"{file}: model_type '{made.model_type}' has a kit of its own; leave the file out")
     os.environ[KIT_VARIABLE] = _BETWEEN.join(dict.fromkeys([own, *given_files()]))
     return made
-
-
-def converter_of(folder: Path) -> Callable[[Path, Path], list[str]]:
-    """Return the function (source, output) -> sentences that converts the checkpoint; raises UserError if none does."""
-    model_type = stored_config(str(folder)).get("model_type")
-    if model_type in KITS:
-        raise UserError(
-            f"{folder}: model_type '{model_type}' needs no conversion; give the folder to the other commands"
-        )
-    if model_type not in CONVERTERS:
-        known = ", ".join(sorted(CONVERTERS))
-        raise UserError(f"{folder}: model_type '{model_type}' cannot be converted; what can be: {known}")
-    return importlib.import_module(CONVERTERS[model_type]).convert
 
 
 def stored_config(model_path: str) -> dict:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-    from lmm_r1.lmm_kits.kit import LmmKit
-
 HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 ORDINARY_TOKENS = 384
 VISION_LAYERS = 2
@@ -86,24 +84,6 @@ def chatml(marks: Mapping[str, str], *, default_system: bool = False) -> str:
         default_system: whether a conversation without a system turn gets one.
     """
     return (_DEFAULT_SYSTEM if default_system else "") + _CHATML.replace("MARKS", repr(dict(marks)))
-
-
-def write_tiny(kit: LmmKit, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> None:
-    """Write a random checkpoint of the kit's classes, its processor and chat template to `folder`."""
-    import torch
-
-    tokenizer = kit.tiny_tokenizer(spec, corpus, folder)
-    config = kit.tiny_config(spec, tokenizer)
-    torch.manual_seed(spec.seed)
-    model = kit.model_class_of(config)(config)
-    kit.tune_tiny(model, spec)
-    ends = tokenizer.convert_tokens_to_ids(list(kit.tiny_tokens.generation_ends))
-    model.generation_config.eos_token_id = ends or tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
-    if kit.tiny_tower_as_released:
-        name_tower_as_released(folder)
-    kit.save_processor(kit.tiny_processor(tokenizer), folder)
 
 
 def heads_of(spec: TinyModelSpec) -> int:

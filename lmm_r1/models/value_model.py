@@ -130,7 +130,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         head = {f"{self.head_name}.weight": weights["head.weight"]}
         self.model.config.value_head_prefix = self.head_name
         self.model.save_pretrained(folder, state_dict={**merged_state_dict(self.model, inner), **head})
-        self.kit.save_processor(processor, Path(folder))
+        processor.save_pretrained(Path(folder))
 
 
 @contextmanager

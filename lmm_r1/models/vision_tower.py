@@ -43,7 +43,7 @@ def join_windows(model: PreTrainedModel, kit: LmmKit) -> None:
 
     Only in the place of SDPA, which would be called for each window; an implementation that the user chose stays.
     """
-    tower = kit.windowed_tower_of(model)
+    tower: Any = model.get_submodule(kit.windowed_tower) if kit.windowed_tower else None
     if tower is None or tower.config._attn_implementation != "sdpa":
         return
     parts = {key: config for key in model.config.sub_configs if (config := getattr(model.config, key)) is not None}

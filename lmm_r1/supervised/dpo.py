@@ -233,7 +233,7 @@ def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any)
     """Encode a conversation with the media of another one that begins alike; return None if their media differ."""
     try:
         with placed(row.location):
-            ids = kit.render(processor, row.messages, add_generation_prompt=False, videos=encoded.videos)
+            ids = kit.render(processor, row.messages, add_generation_prompt=False)
     except UserError:
         # The caller encodes it by itself, which raises the error with the row's place.
         return None

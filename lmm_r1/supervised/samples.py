@@ -167,17 +167,17 @@ def _begins(ids: Sequence[int], part: Sequence[int]) -> bool:
 
 def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
     """Return [start, end) of an assistant turn with its end token, in the ids with one placeholder per medium."""
-    ids, videos = whole.engine_token_ids, whole.videos
+    ids = whole.engine_token_ids
     with placed(row.location):
-        before = kit.render(processor, row.messages[:turn], add_generation_prompt=True, videos=videos)
+        before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)
         through = (
             ids
             if turn + 1 == len(row.messages)
-            else kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
+            else kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False)
         )
     if not _begins(through, before):
         with placed(row.location):
-            closed = kit.render(processor, row.messages[:turn], add_generation_prompt=False, videos=videos)
+            closed = kit.render(processor, row.messages[:turn], add_generation_prompt=False)
         if _begins(through, closed):
             raise UserError(
                 f"{row.location}: the chat template's generation prompt is not how it begins message {turn + 1} (does it end "

@@ -135,9 +135,9 @@ def test_a_check_that_fails_in_an_unknown_way_leaves_its_capability_off(model_of
     def break_down(*args: Any, **kwargs: Any) -> None:
         raise KeyError("layer 3")
 
-    monkeypatch.setattr(derive, "KitValueModel", break_down)
+    monkeypatch.setattr(derive, "adapted_layers", break_down)
     found = derive_into(tmp_path, model_of("mistral3"))
-    assert found["critic"] == "the check ends with KeyError: 'layer 3'"
+    assert found["lora"] == "the check ends with KeyError: 'layer 3'"
     assert found["packed"] == "yes"
 
 
@@ -194,9 +194,9 @@ def test_flags_for_what_is_not_confirmed_are_refused_with_the_reason(off, given,
     KitActor(saved(), settings(**given))
 
 
-def test_a_critic_that_is_not_confirmed_is_refused(saved):
-    with pytest.raises(UserError, match="a value head: mistral3 .*not confirmed"):
-        KitValueModel(saved("critic"), "critic", settings(), value_head_prefix="score")
+def test_a_critic_is_refused(saved):
+    with pytest.raises(UserError, match="a value head: mistral3 .*not checked"):
+        KitValueModel(saved(), "critic", settings(), value_head_prefix="score")
 
 
 @pytest.mark.parametrize("off", ["packed", "shared_prefix"])

@@ -47,7 +47,6 @@ class Inputs:
     model: Path
     adapter: Path
     reward_model: Path
-    original: Path
 
 
 def supervised(inputs: Inputs, rows: str, **changes: object) -> tuple[str, ...]:
@@ -112,7 +111,6 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
         "make_task": [Case(argv=("digits", "--modality", "image", "--rows", "2", "--output", "out"), named="out")],
         "kits": [Case(argv=(), named="")],
         "convert_config": [Case(argv=(str(folder / "easyr1.yaml"), "--output", "rl.yaml"), named="rl.yaml")],
-        "convert_checkpoint": [Case(argv=("--input", str(inputs.original), "--output", "out"), named="out")],
         "merge": [
             Case(argv=("--adapter", str(inputs.adapter), "--output", "out"), named="out"),
             Case(argv=("--adapter", str(inputs.adapter), "--output", "out"), named="out", room=LITTLE),
@@ -124,7 +122,6 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
 
 @pytest.fixture(scope="module")
 def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    from helpers.original_checkpoints import build_original
     from helpers.tiny_models import make_actor
     from helpers.value_models import save_reward_model
 
@@ -146,15 +143,11 @@ def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.Temp
         archive.writestr("data_images/FigureQA/1.png", png())
     shutil.copy(ROOT / "tests" / "data" / "conversion" / "easyr1.yaml", folder)
     save_adapter(make_actor(model, lora_rank=4, lora_alpha=8).model, folder / "adapter")
-    original = folder / "original"
-    original.mkdir()
-    build_original(original)
     return Inputs(
         folder=folder,
         model=model,
         adapter=folder / "adapter",
         reward_model=save_reward_model(model, folder / "reward_model"),
-        original=original,
     )
 
 

@@ -58,7 +58,7 @@ def test_the_engine_samples_what_it_may_with_the_log_probs_of_the_training_forwa
     # The engine starts from what a run saves, not from what the tiny model's builder wrote.
     saved = tmp_path / "saved"
     actor.model.save_pretrained(saved)
-    kit.save_processor(processor, saved)
+    processor.save_pretrained(saved)
     banned = actor.banned_token_ids.tolist()
 
     texts = prompts_of(kit, processor, with_images=False)

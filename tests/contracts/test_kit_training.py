@@ -165,7 +165,7 @@ def test_a_merged_checkpoint_computes_what_the_adapted_model_does(tiny_checkpoin
     assert all(torch.equal(value, trained[key]) for key, value in actor.model.state_dict().items())
 
     actor.model.save_pretrained(tmp_path, state_dict=merged)
-    kit.save_processor(kit.load_processor(str(folder), trust_remote_code=False), tmp_path)
+    kit.load_processor(str(folder), trust_remote_code=False).save_pretrained(tmp_path)
     again = make_actor(tmp_path)
     # Of the responses, which a run uses: in fp32 two ways of adding up the same come to some 5e-6 with logits of 4, and
     # the more of them are looked at, the larger is the largest.

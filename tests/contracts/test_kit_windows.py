@@ -19,7 +19,7 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 from lmm_r1.models.vision_tower import WINDOW_ATTENTION
 
-WINDOWED = [name for name in KITS if type(get_kit(name)).windowed_tower_of is not LmmKit.windowed_tower_of]
+WINDOWED = [name for name in KITS if get_kit(name).windowed_tower is not None]
 # Several windows each, the last ones cut; of a video, one for every step at least.
 CHAT = [message("user", picture(168, 140), "or", picture(56, 112), "or", clip(4, 140, 84), "?")]
 # Of four heads, with gradients of all weights; softmax and sums in another order round.
@@ -37,7 +37,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def tower_run(model: PreTrainedModel, kit: LmmKit, media: Media) -> list[torch.Tensor]:
     """Return what the tower makes of images and videos, and the gradients of all its weights."""
-    tower = kit.windowed_tower_of(model)
+    tower = model.get_submodule(kit.windowed_tower)
     tower.zero_grad()
     inputs = kit.in_one_tower_run(model.config, {"input_ids": media["input_ids"], **media})
     output = tower(inputs["pixel_values"].double(), grid_thw=inputs["image_grid_thw"])
@@ -62,7 +62,7 @@ def loaded(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[KitA
 def test_one_call_for_all_windows_of_a_layer_gives_what_one_for_each_window_does(loaded, monkeypatch, on_gpu, name):
     actor, media = loaded(name)
     model, kit = actor.model, actor.kit
-    tower = kit.windowed_tower_of(model)
+    tower = model.get_submodule(kit.windowed_tower)
     assert tower.config._attn_implementation == WINDOW_ATTENTION
     calls: Calls = []
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch(calls))
@@ -94,7 +94,7 @@ def test_without_such_a_kernel_windows_of_one_length_in_a_row_are_a_batch(loaded
     monkeypatch.setattr(vision_tower, "sdpa_attention_forward", attend)
     mine = tower_run(model, kit, media)
     assert max(count for count, _ in batches) > 1
-    kit.windowed_tower_of(model).config._attn_implementation = "sdpa"
+    model.get_submodule(kit.windowed_tower).config._attn_implementation = "sdpa"
     for one, other in zip(mine, tower_run(model, kit, media), strict=True):
         torch.testing.assert_close(one, other, atol=DOUBLE, rtol=DOUBLE)
 

@@ -365,7 +365,7 @@ def test_a_saved_model_loads_again_with_the_same_logits_and_chat_template(load, 
     loaded = load(name)
     messages = conversation("one image" if loaded.kit.takes_images else "several turns")
     loaded.actor.model.save_pretrained(tmp_path)
-    loaded.kit.save_processor(loaded.processor, tmp_path)
+    loaded.processor.save_pretrained(tmp_path)
 
     assert kit_of(str(tmp_path)) is loaded.kit
     again = Loaded(

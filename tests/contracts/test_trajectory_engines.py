@@ -86,7 +86,7 @@ def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
         saved = tmp_path / "saved"
         actor.model.save_pretrained(saved)
         processor = kit.load_processor(str(folder), trust_remote_code=False)
-        kit.save_processor(processor, saved)
+        processor.save_pretrained(saved)
         most = LIMITS.max_images + 2
         engine = running_engine(kit, saved, max_images=most if kit.takes_images else 0, max_model_len=MAX_LEN)
         engines.append(engine)

@@ -130,7 +130,6 @@ class CharacterKit:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool,
-        videos: Sequence[object] = (),
     ) -> list[int]:
         return self._ids(messages, patches=1, add_generation_prompt=add_generation_prompt)
 

@@ -88,7 +88,7 @@ def build_experts(language_model: Path, folder: Path, *, architecture: str = "Qw
     torch.manual_seed(0)
     config = getattr(transformers, f"{architecture}Config")(**settings | sizes)
     getattr(transformers, f"{architecture}ForCausalLM")(config).save_pretrained(folder)
-    kit.save_processor(processor, folder)
+    processor.save_pretrained(folder)
 
 
 def encode(kit: LmmKit, processor: object, messages: Sequence[Message]) -> EncodedPrompt:

@@ -13,8 +13,8 @@ from lmm_r1.data.messages import Message, TextPart, VideoPart, images_of, videos
 # Their processor refuses a lone frame, which the kit shows it twice.
 GLM = ("Glm4vProcessor", "Glm46VProcessor")
 IN_PAIRS = ("Qwen3VLProcessor", *GLM)
-# Their processor takes no videos of different lengths, or none beside images.
-APART = ("InternVLProcessor", "LlavaOnevisionProcessor", "SmolVLMProcessor")
+# Their processor takes no videos of different lengths.
+APART = ("InternVLProcessor",)
 TEXT_KEYS = {"input_ids", "attention_mask", "mm_token_type_ids"}
 
 
@@ -23,7 +23,7 @@ def name_of(thing: Any) -> str:
 
 
 def reference(processor: Any, messages: list[Message]) -> dict[str, torch.Tensor]:
-    """What the processor makes of the conversation, its media under the names and in the shapes that the kit has them in.
+    """What the processor makes of the conversation.
 
     Where the processor takes one thing at a time, the text has in each mark's place what it writes for that thing alone.
     """
@@ -35,7 +35,7 @@ def reference(processor: Any, messages: list[Message]) -> dict[str, torch.Tensor
     images = [part.source for part in images_of(messages)]
     videos = [load_video(part, location="test") for part in videos_of(messages)]
     if name_of(processor) not in APART or (len(images), len(videos)) == (0, 1):
-        return _as_in_the_kit(processor, _processed(processor, text, images=images, videos=videos), videos=videos)
+        return _processed(processor, text, images=images, videos=videos)
     return _one_by_one(processor, text, images=images, videos=videos)
 
 
@@ -52,8 +52,6 @@ def _processed(processor: Any, text: str, *, images: list[Any], videos: list[Vid
     given: dict[str, Any] = {"images": images} if images else {}
     if videos:
         given["videos"] = [list(each) for each in frames]
-        if name_of(processor) == "SmolVLMProcessor":
-            given["videos"] = [given["videos"]]
         given["do_sample_frames"] = False
         given["video_metadata"] = [
             {
@@ -76,27 +74,14 @@ def _one_by_one(processor: Any, text: str, *, images: list[Any], videos: list[Vi
         item = left[mark.group()].pop(0)
         given = {"images": [], "videos": [item]} if isinstance(item, Video) else {"images": [item], "videos": []}
         made = _processed(processor, mark.group(), **given)
-        media.append(_as_in_the_kit(processor, made, videos=given["videos"]))
+        media.append(made)
         return tokenizer.decode(made["input_ids"][0])
 
     expanded = re.sub("|".join(map(re.escape, left)), written, text)
     ids = tokenizer([expanded], add_special_tokens=False, return_tensors="pt")
     assert not any(left.values())
     names = {name for item in media for name in item} - TEXT_KEYS
-    # SmolVLM's are a batch of one, of tiles.
-    along = 1 if name_of(processor) == "SmolVLMProcessor" else 0
-    return {**ids, **{name: torch.cat([item[name] for item in media if name in item], dim=along) for name in names}}
-
-
-def _as_in_the_kit(processor: Any, made: dict[str, torch.Tensor], *, videos: list[Video]) -> dict[str, torch.Tensor]:
-    if name_of(processor) == "SmolVLMProcessor":
-        # Of videos it is made of integers, of images not.
-        return {**made, "pixel_attention_mask": made["pixel_attention_mask"].float()}
-    if name_of(processor) != "LlavaOnevisionProcessor" or not videos:
-        return made
-    # All frames one behind another, and how many are whose.
-    sizes = torch.tensor([video.frames.shape[:3] for video in videos])
-    return {**made, "pixel_values_videos": made["pixel_values_videos"].flatten(0, 1), "image_sizes_videos": sizes}
+    return {**ids, **{name: torch.cat([item[name] for item in media if name in item]) for name in names}}
 
 
 def stock_inputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -104,7 +89,7 @@ def stock_inputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.
     kind, mixed = model.config.model_type, {"pixel_values", "pixel_values_videos"} <= given.keys()
     if kind in ("glm4v", "glm4v_moe") and mixed:
         return _of_glm(model, given)
-    return _of_llava_onevision(model, given) if kind == "llava_onevision" else given
+    return given
 
 
 def _of_glm(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -119,18 +104,3 @@ def _of_glm(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     names = ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw", "attention_mask")
     positions, _ = model.model.get_rope_index(**{name: given[name] for name in names})
     return {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": given["attention_mask"]}
-
-
-def _of_llava_onevision(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model takes videos of one length; a video by itself, and images beside it."""
-    ids, config = given["input_ids"], model.config
-    embeds = model.get_input_embeddings()(ids)
-    if "pixel_values" in given:
-        sizes = {name: given[name] for name in ("image_sizes", "batch_num_images")}
-        images = model.get_image_features(given["pixel_values"], **sizes).pooler_output
-        embeds = embeds.masked_scatter((ids == config.image_token_id)[..., None], torch.cat(images))
-    videos = []
-    for frames in given["pixel_values_videos"].split(given["image_sizes_videos"][:, 0].tolist()):
-        videos += [*model.model.get_video_features(frames[None]).pooler_output, model.model.image_newline[None]]
-    embeds = embeds.masked_scatter((ids == config.video_token_id)[..., None], torch.cat(videos))
-    return {"inputs_embeds": embeds, "attention_mask": given["attention_mask"]}

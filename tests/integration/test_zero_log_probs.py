@@ -25,7 +25,7 @@ def test_no_stage_is_further_from_the_model_than_bf16_itself(
     # Weights that bf16 holds exactly: what is left between it and fp32 is the computation.
     rounded = flat_actor(str(original), attn_implementation="sdpa", param_dtype="bf16")
     rounded.model.save_pretrained(checkpoint)
-    kit.save_processor(kit.load_processor(str(original), trust_remote_code=False), checkpoint)
+    kit.load_processor(str(original), trust_remote_code=False).save_pretrained(checkpoint)
     prompts = prompts_of(kit, checkpoint)
     generator = torch.Generator().manual_seed(0)
     responses = [

@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import joined_texts
@@ -133,9 +132,7 @@ class Gemma3Kit(LmmKit):
     def image_token(self, processor: Gemma3Processor) -> str:
         return processor.boi_token
 
-    def engine_ids(
-        self, processor: Gemma3Processor, text: str, *, videos: Sequence[Video], opens: bool = True
-    ) -> list[int]:
+    def engine_ids(self, processor: Gemma3Processor, text: str, *, opens: bool = True) -> list[int]:
         # The blank lines that the processor puts around an image merge with line breaks of the text next to it.
         token = processor.tokenizer.image_token
         image = processor.full_image_sequence.replace(token * processor.image_seq_length, token)

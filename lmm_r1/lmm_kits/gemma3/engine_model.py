@@ -1,4 +1,4 @@
-"""vLLM's Gemma 3, taking prompts with one placeholder per image, and weights under the names of either layout."""
+"""vLLM's Gemma 3, taking prompts with one placeholder per image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptReplacement, PromptUpdate
-
-from lmm_r1.lmm_kits.engine_plugin import new_tower_names
 
 
 class DummyInputs(gemma3_mm.Gemma3DummyInputsBuilder):
@@ -64,6 +62,4 @@ class ImageProcessor(BaseMultiModalProcessor[gemma3_mm.Gemma3ProcessingInfo]):
 
 @MULTIMODAL_REGISTRY.register_processor(ImageProcessor, info=gemma3_mm.Gemma3ProcessingInfo, dummy_inputs=DummyInputs)
 class Gemma3ForConditionalGeneration(gemma3_mm.Gemma3ForConditionalGeneration):
-    """vLLM's class for the kit's prompts; also takes single weights as a training process sends them on GPUs."""
-
-    hf_to_vllm_mapper = gemma3_mm.Gemma3ForConditionalGeneration.hf_to_vllm_mapper | new_tower_names()
+    """vLLM's class with another preparation of prompts."""

@@ -20,7 +20,6 @@ from transformers import (
 )
 from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
 
-from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message
 from lmm_r1.lmm_kits.encoding import joined_texts
 from lmm_r1.lmm_kits.features import FeaturePoint, Item
@@ -138,9 +137,7 @@ class Gemma4Kit(LmmKit):
         # The released template joins the texts of a system turn with spaces and ends them with one.
         return joined_texts(messages, separator="\n", role="system")
 
-    def engine_ids(
-        self, processor: Gemma4Processor, text: str, *, videos: Sequence[Video], opens: bool = True
-    ) -> list[int]:
+    def engine_ids(self, processor: Gemma4Processor, text: str, *, opens: bool = True) -> list[int]:
         image = f"{processor.boi_token}{processor.image_token}{processor.eoi_token}"
         return self.text_ids(processor, text.replace(processor.image_token, image), opens=opens)
 

@@ -60,9 +60,8 @@ class Gemma4EngineModel(gemma4_mm.Gemma4ForConditionalGeneration):
         if not current_platform.is_cpu():
             return super()._process_image_input(image_input)
         images = zip(image_input["pixel_values"], image_input["pixel_position_ids"], strict=True)
-        return [self._embedded(pixels[None], places[None]) for pixels, places in images]
-
-    def _embedded(self, pixels: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings (T, H) of one image's patches (1, P, C)."""
-        features = self.vision_tower(pixel_values=pixels, pixel_position_ids=places).last_hidden_state
-        return self.embed_vision(inputs_embeds=features.to(self.model_dtype)[None])[0]
+        embeds = []  # (T, H) of each image
+        for pixels, places in images:  # (P, C) and (P, 2)
+            features = self.vision_tower(pixel_values=pixels[None], pixel_position_ids=places[None]).last_hidden_state
+            embeds.append(self.embed_vision(inputs_embeds=features.to(self.model_dtype)[None])[0])
+        return embeds

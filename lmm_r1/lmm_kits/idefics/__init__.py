@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -25,15 +24,12 @@ from transformers import (
     SmolVLMVideoProcessor,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
-from transformers.video_utils import VideoMetadata
 
-from lmm_r1.data.images import Video
-from lmm_r1.data.messages import Message, videos_of
+from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import channels_first, check_tokens, part_lists, video_metadata
+from lmm_r1.lmm_kits.encoding import check_tokens, known_ids, part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
 
 IMAGE, AROUND_IMAGE, WHOLE_IMAGE = "<image>", "<fake_token_around_image>", "<global-img>"
@@ -128,14 +124,10 @@ class IdeficsKit(LmmKit):
         # SmolVLM's processor would pass video settings to the template, and warn each time that they belong elsewhere.
         return processor.tokenizer.apply_chat_template(
             part_lists(messages),
-            chat_template=self.template_for(processor, messages),
+            chat_template=processor.chat_template,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )
-
-    def template_for(self, processor: ProcessorMixin, messages: Sequence[Message]) -> str:
-        """Return the chat template that writes these messages."""
-        return processor.chat_template
 
     def media_marks(self, processor: ProcessorMixin) -> list[str]:
         return self.marks_of(processor.tokenizer)
@@ -144,23 +136,16 @@ class IdeficsKit(LmmKit):
         """Return the texts that only media may have; marks of tiles are included if they are tokens."""
         return [IMAGE, AROUND_IMAGE, WHOLE_IMAGE, *sorted(filter(_TILE.fullmatch, tokenizer.get_added_vocab()))]
 
-    def engine_ids(
-        self, processor: ProcessorMixin, text: str, *, videos: Sequence[Video], opens: bool = True
-    ) -> list[int]:
+    def engine_ids(self, processor: ProcessorMixin, text: str, *, opens: bool = True) -> list[int]:
         ids = processor.tokenizer(text.replace(IMAGE, SMALLEST_IMAGE), add_special_tokens=False)["input_ids"]
         return self.collapsed(processor, ids)
 
     def collapsed(self, processor: ProcessorMixin, token_ids: Sequence[int]) -> list[int]:
-        """Return ids with one placeholder for all tiles of an image, the marks of their places and the line breaks.
-
-        The mark that opens an image is never followed by a placeholder: such a pair is a video for vLLM, and stays.
-        """
+        """Return ids with one placeholder for all tiles of an image, the marks of their places and the line breaks."""
         image, around, whole = processor.tokenizer.convert_tokens_to_ids([IMAGE, AROUND_IMAGE, WHOLE_IMAGE])
         ids, inside, closes = [], False, False
-        for token, following in zip_longest(token_ids, token_ids[1:]):
-            if not inside and token == around and following == image:
-                ids.append(token)
-            elif not inside:
+        for token in token_ids:
+            if not inside:
                 ids.append(image if token == around else token)
                 inside, closes = token == around, False
             elif token == whole:
@@ -169,11 +154,8 @@ class IdeficsKit(LmmKit):
                 inside = False
         return ids
 
-    def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
-        return frozenset({processor.image_token_id})
-
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        return {config.image_token_id, *tokenizer.convert_tokens_to_ids(self.marks_of(tokenizer))}
+        return {config.image_token_id, *known_ids(tokenizer, self.marks_of(tokenizer))}
 
     def merge_media(self, media: Sequence[Media]) -> Media:
         """Join the tiles of several prompts, (1, tiles, ...) each, along their second dimension, in the order of their tokens."""
@@ -234,26 +216,8 @@ class Idefics3Kit(IdeficsKit):
     engine_architecture = "LmmR1Idefics3ForConditionalGeneration"
 
 
-VIDEO = "<video>"
-"""What the chat template writes for a video."""
-
-
-def video_text(processor: SmolVLMProcessor, metadata: Mapping[str, Any]) -> str:
-    """Return the text that the processor writes for a video with all its frames."""
-    frames = torch.empty(1, metadata["total_num_frames"], 0)
-    return processor.replace_video_token({"pixel_values": frames, "video_metadata": [VideoMetadata(**metadata)]}, 0)
-
-
-def around_frames(text: str) -> tuple[str, str]:
-    """Return the parts of such a text before the first frame and after the last one."""
-    return text[: text.index(AROUND_IMAGE)], text[text.rindex(AROUND_IMAGE) + len(AROUND_IMAGE) :]
-
-
 class SmolVlmKit(IdeficsKit):
-    """Text, images, and videos, whose text begins with their length; each frame is one tile after its time as text.
-
-    vLLM's prompts have this text, too, but two tokens replace everything from the first frame to the last.
-    """
+    """SmolVLM2, with text and images."""
 
     model_type = "smolvlm"
     checkpoints = "SmolVLM2"
@@ -261,66 +225,10 @@ class SmolVlmKit(IdeficsKit):
     model_class = SmolVLMForConditionalGeneration
     processor_class = SmolVLMProcessor
     engine_architecture = "LmmR1SmolVLMForConditionalGeneration"
-    takes_videos = True
-    engine_wants_times = True
-
-    def prepare_processor(self, processor: SmolVLMProcessor, path: str) -> None:
-        """Scale frames of videos to the size of a tile."""
-        super().prepare_processor(processor, path)
-        processor.video_processor.max_image_size = processor.image_processor.max_image_size
-
-    def template_for(self, processor: SmolVLMProcessor, messages: Sequence[Message]) -> str:
-        """Return the checkpoint's template, or transformers' own for videos that the checkpoint's does not write."""
-        template = processor.chat_template
-        return DEFAULT_CHAT_TEMPLATE if videos_of(messages) and "video" not in template else template
 
     def marks_of(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        return [*super().marks_of(tokenizer), VIDEO]
-
-    def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        known = tokenizer.get_vocab()
-        # The mark of a video is not a token in the releases.
-        return {config.image_token_id, *(known[mark] for mark in self.marks_of(tokenizer) if mark in known)}
-
-    def encode_chat(
-        self, processor: SmolVLMProcessor, text: str, raw: RawMedia, *, opens: bool = True
-    ) -> EncodedPrompt:
-        if not raw.videos:
-            return super().encode_chat(processor, text, raw, opens=opens)
-        # One by one: the processor gives tiles and frames the same name, and takes only videos of equal length.
-        cut = [
-            processor.image_processor([[image]], return_row_col_info=True, return_tensors="pt") for image in raw.images
-        ]
-        shown = [_frames(processor, video) for video in raw.videos]
-        [expanded], _ = processor.get_text_with_replacements(
-            [text],
-            images_replacements=[processor.replace_image_token(one, 0) for one in cut],
-            videos_replacements=[video_text(processor, video_metadata(video)) for video in raw.videos],
-        )
-        left = {IMAGE: iter(cut), VIDEO: iter(shown)}
-        in_order = [next(left[mark]) for mark in re.findall(f"{IMAGE}|{VIDEO}", text)]
-        return raw.encoded(
-            token_ids=processor.tokenizer(expanded, add_special_tokens=False)["input_ids"],
-            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos),
-            media=self.merge_media(in_order),
-        )
-
-    def engine_ids(
-        self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
-    ) -> list[int]:
-        count = text.count(VIDEO)
-        assert len(videos) >= count, "the text holds the length of each video"
-        if not count:
-            return super().engine_ids(processor, text, videos=videos)
-        written_out = [video_text(processor, video_metadata(video)) for video in videos[:count]]
-        [written], _ = processor.get_text_with_replacements(
-            [text],
-            images_replacements=[SMALLEST_IMAGE] * text.count(IMAGE),
-            videos_replacements=[
-                f"{before}{AROUND_IMAGE}{IMAGE}{behind}" for before, behind in map(around_frames, written_out)
-            ],
-        )
-        return self.collapsed(processor, processor.tokenizer(written, add_special_tokens=False)["input_ids"])
+        # The template would write it for a video.
+        return [*super().marks_of(tokenizer), "<video>"]
 
     def tiny_parts(self) -> dict[str, object]:
         return {
@@ -328,9 +236,3 @@ class SmolVlmKit(IdeficsKit):
             "image_processor": SmolVLMImageProcessor(**SIZES),
             "video_processor": SmolVLMVideoProcessor(**SIZES),
         }
-
-
-def _frames(processor: SmolVLMProcessor, video: Video) -> Media:
-    """Return the frames of a video as tiles, (1, F, 3, side, side), and their pixel mask, in the dtype of images' tensors."""
-    made = processor.video_processor([channels_first(video)], do_sample_frames=False, return_tensors="pt")
-    return {key: made[key].float() for key in IdeficsKit.media_keys}

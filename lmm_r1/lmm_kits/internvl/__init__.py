@@ -15,11 +15,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.images import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings, tower_settings
 
 BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
@@ -108,13 +107,11 @@ class InternVlKit(LmmKit):
         in_order = [next(left[str(mark.lastgroup)]) for mark in processor.multimodal_pattern.finditer(text)]
         return raw.encoded(
             token_ids=self.text_ids(processor, expanded, opens=opens),
-            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos, opens=opens),
+            engine_token_ids=self.engine_ids(processor, text, opens=opens),
             media={"pixel_values": torch.cat(in_order)},
         )
 
-    def engine_ids(
-        self, processor: InternVLProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
-    ) -> list[int]:
+    def engine_ids(self, processor: InternVLProcessor, text: str, *, opens: bool = True) -> list[int]:
         """Return ids with the markers around each image, and around a video's first frame after its number."""
         start, end = processor.start_image_token, processor.end_image_token
         images, videos_ = (text.count(token) for token in (processor.image_token, processor.video_token))
@@ -137,7 +134,9 @@ class InternVlKit(LmmKit):
         media = {"pixel_values": torch.zeros(1, vision.num_channels, height, width)}
         return [config.image_token_id] * placeholders, media
 
-    def engine_arguments(self, config: InternVLConfig, *, max_images: int, max_videos: int) -> EngineArguments:
+    def engine_arguments(
+        self, config: InternVLConfig, *, max_images: int, max_videos: int
+    ) -> dict[str, dict[str, Any]]:
         """Return vLLM's limits, the class of `engine_model`, and the name of the language model, which vLLM looks up."""
         arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         language_model = LANGUAGE_MODELS[config.text_config.model_type]

@@ -27,13 +27,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import (
-    check_image_marks,
-    check_tokens,
-)
+from lmm_r1.lmm_kits.encoding import check_image_marks, check_tokens
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
 from lmm_r1.lmm_kits.phi3_v.modeling import CLIP_LAYERS, Phi3VConfig, Phi3VForCausalLM, Phi3VModel, Phi3VVisionTower
@@ -154,9 +150,7 @@ class Phi3VKit(LmmKit):
 
         return [{"role": message.role, "content": "".join(map(written, message.parts))} for message in messages]
 
-    def engine_ids(
-        self, processor: Phi3VProcessor, text: str, *, videos: Sequence[Video], opens: bool = True
-    ) -> list[int]:
+    def engine_ids(self, processor: Phi3VProcessor, text: str, *, opens: bool = True) -> list[int]:
         return processor.token_ids(text, counts=[1] * self.images_written(processor, text))
 
     def media_texts(self, processor: Phi3VProcessor) -> re.Pattern[str]:

@@ -1,6 +1,6 @@
 """The kit of Phi-4-multimodal: images and text; its audio tower stays in the checkpoint, untrained.
 
-It serves transformers' own format. Checkpoints in Microsoft's original format (`phi4mm`) are converted by `conversion.py`.
+It serves transformers' own format, not Microsoft's original one (`phi4mm`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,30 @@ TINY_TOKENS = TinyTokens(
     ),
     end=towers.TURN_END,
     names={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN},
-    chat_template=towers.chat_template(image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN),
+    # No default system turn, no line breaks between turns, nothing between two adjacent images.
+    chat_template="""\
+{%- for message in messages -%}
+{{- '<|' + message.role + '|>' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}
+{{- '<|image|>' -}}
+{%- elif part.type == 'audio' -%}
+{{- '<|audio|>' -}}
+{%- elif part.type == 'text' -%}
+{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- if message.role == 'system' and message.tools -%}
+{{- '<|tool|>' + message.tools + '<|/tool|>' -}}
+{%- endif -%}
+{{- '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+""",
 )
 ROTATED = 0.75  # of a head's width, as in the release
 # The tiny tower's width does not depend on the language model's, because an image has at least 2,048 patches: the image
@@ -93,7 +116,7 @@ class Phi4MultimodalKit(LmmKit):
         """Load the model; if the folder has an adapter, which is not loaded, log a warning."""
         if (Path(path) / VISION_ADAPTER_FOLDER).is_dir():
             logger.warning(
-                "%s: the adapter in %s/ is not loaded; convert Microsoft's original checkpoint to have it in the weights",
+                "%s: the adapter in %s/ is not loaded; lmm-r1 merge --base ... --adapter ... merges it into the weights",
                 path,
                 VISION_ADAPTER_FOLDER,
             )

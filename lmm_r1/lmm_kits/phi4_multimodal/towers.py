@@ -1,4 +1,4 @@
-"""Phi-4-multimodal's towers (weight names, attention), its chat template, and how an image is cut into crops."""
+"""Phi-4-multimodal's towers (weight names, attention), and how an image is cut into crops."""
 
 from __future__ import annotations
 
@@ -14,30 +14,6 @@ AUDIO_EMBED = "model.embed_tokens_extend.audio_embed."
 VISION_TOWER = f"{IMAGE_EMBED}img_processor."
 # The release's tokenizer names <|endoftext|> its end token, yet every turn of its chat ends with this one.
 TURN_END = "<|end|>"
-# No default system turn, no line breaks between turns, nothing between two adjacent images.
-_TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|' + message.role + '|>' -}}
-{%- if message.content is string -%}
-{{- message.content -}}
-{%- else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}
-{{- 'IMAGE_TOKEN' -}}
-{%- elif part.type == 'audio' -%}
-{{- 'AUDIO_TOKEN' -}}
-{%- elif part.type == 'text' -%}
-{{- part.text -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{%- if message.role == 'system' and message.tools -%}
-{{- '<|tool|>' + message.tools + '<|/tool|>' -}}
-{%- endif -%}
-{{- '<|end|>' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
-"""
 
 
 def attend_bidirectionally(model: torch.nn.Module) -> None:
@@ -60,11 +36,6 @@ def dead_prefixes(config: Phi4MultimodalConfig) -> tuple[str, ...]:
     return (AUDIO_EMBED, f"{VISION_TOWER}head.", f"{VISION_TOWER}post_layernorm.", *layers)
 
 
-def chat_template(*, image_token: str, audio_token: str) -> str:
-    """Return the template for a tokenizer with these media tokens."""
-    return _TEMPLATE.replace("IMAGE_TOKEN", image_token).replace("AUDIO_TOKEN", audio_token)
-
-
 MEDIA_KEYS = ("image_pixel_values", "image_sizes", "image_attention_mask")
 
 
@@ -74,21 +45,17 @@ def crop_grid(image_size: torch.Tensor, *, crop_size: int) -> tuple[int, int]:
     return height // crop_size, width // crop_size
 
 
-def token_mask(crop_masks: torch.Tensor, *, grid: tuple[int, int]) -> torch.Tensor:
-    """Return which tokens of the grid show image and not padding, (rows * s, columns * s), from an image's crop masks.
+def num_placeholders(crop_masks: torch.Tensor, *, grid: tuple[int, int]) -> int:
+    """Return how many tokens an image takes: the grid and the whole picture with their row ends, and one between.
 
     Args:
-        crop_masks: patches that show image, (crops, S, S), that of the whole picture first; s is S / 2 rounded up.
+        crop_masks: patches that show image, (crops, S, S), that of the whole picture first.
     """
     rows, columns = grid
+    # Which tokens of the grid show image and not padding.
     halved = crop_masks[1 : 1 + rows * columns, ::2, ::2].bool()
     side = halved.shape[-1]
-    return halved.reshape(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
-
-
-def num_placeholders(crop_masks: torch.Tensor, *, grid: tuple[int, int]) -> int:
-    """Return how many tokens an image takes: the grid and the whole picture with their row ends, and one between."""
-    mask = token_mask(crop_masks, grid=grid)
+    mask = halved.reshape(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
     return _with_row_ends(int(mask[:, 0].sum()), int(mask[0].sum()), side=crop_masks.shape[-1])
 
 

@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 from transformers import (
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     ProcessorMixin,
     Qwen2VLImageProcessor,
@@ -130,6 +129,7 @@ class QwenVlKit(LmmKit):
     )
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
     projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
+    windowed_tower = "model.visual"
     feature_points: ClassVar[tuple[FeaturePoint, ...]] = (
         GridPoint(owner="model.visual", projects=True, reads="pooler_output"),
     )
@@ -210,9 +210,6 @@ class QwenVlKit(LmmKit):
             "pixel_values": torch.cat([patches[place] for place in order.tolist()]),
             "image_grid_thw": grids[order],
         }
-
-    def windowed_tower_of(self, model: PreTrainedModel) -> PreTrainedModel:
-        return model.model.visual
 
     def filler_media(self, config: PretrainedConfig) -> tuple[list[int], Media]:
         """Return the smallest legal image sample: one merged patch of zeros between its two markers."""

@@ -1,4 +1,4 @@
-"""The kits of Qwen3-VL, dense and with experts."""
+"""The kits of Qwen3-VL and Qwen3.5, dense and with experts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import (
+    PreTrainedModel,
     Qwen2VLImageProcessor,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -16,7 +21,7 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.core_model_loading import Transpose, WeightConverter
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
 from lmm_r1.data.images import Video
@@ -24,7 +29,7 @@ from lmm_r1.data.messages import VideoPart
 from lmm_r1.lmm_kits.encoding import bounded_steps
 from lmm_r1.lmm_kits.features import GridPoint, Parts
 from lmm_r1.lmm_kits.qwen_vl import MARKS, ROPE, SPECIAL_TOKENS, QwenVlKit
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens, chatml
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens, chatml, heads_of
 
 # Of the tiny model. The features of the tower's first two layers are added after the first two layers of the language
 # model, but not after its last one, where they would affect no response.
@@ -120,56 +125,6 @@ class Qwen3VlKit(DeepstackKit):
     engine_text_config = {"architectures": ["Qwen3ForCausalLM"]}
 
 
-GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-
-
-def is_released(name: str, shape: torch.Size, *, hidden_size: int) -> bool:
-    """Return whether a tensor of a file has the released layout: (E, H, 2 I) for gate and up, and (E, I, H) for down.
-
-    If H is 2 I or I, both layouts have the same shape, and the layout is assumed to be the released one.
-    """
-    return shape[1 if name.endswith(GATE_UP) else 2] == hidden_size
-
-
-class FromFile(ConversionOps):
-    """Converts tensors of a file to (E, out, in).
-
-    Unlike transformers' own operation, it reads sizes from the config, because ZeRO-3 leaves no weights here.
-    """
-
-    @torch.no_grad()
-    def convert(
-        self, input_dict: dict[str, object], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
-    ) -> dict[str, torch.Tensor]:
-        tensor, (name,) = _only(input_dict), target_patterns
-        released = is_released(name, tensor.shape, hidden_size=kwargs["config"].get_text_config().hidden_size)
-        return {name: tensor.transpose(1, 2).contiguous() if released else tensor}
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        return ToFile()
-
-
-class ToFile(ConversionOps):
-    """Converts the model's (E, out, in) to the released layout."""
-
-    @torch.no_grad()
-    def convert(
-        self, input_dict: dict[str, object], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
-    ) -> dict[str, torch.Tensor]:
-        (name,) = target_patterns
-        return {name: _only(input_dict).transpose(1, 2).contiguous()}
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        return FromFile()
-
-
-def _only(tensors: Mapping[str, Any]) -> torch.Tensor:
-    (value,) = tensors.values()
-    return value[0] if isinstance(value, list) else value
-
-
 class Qwen3VlMoeKit(DeepstackKit):
     """The mixtures of experts, whose weights are two tensors per layer."""
 
@@ -177,7 +132,6 @@ class Qwen3VlMoeKit(DeepstackKit):
     checkpoints = "Qwen3-VL-MoE (30B-A3B, 235B-A22B)"
     config_class = Qwen3VLMoeConfig
     model_class = Qwen3VLMoeForConditionalGeneration
-    engine_architecture = "LmmR1Qwen3VLMoeForConditionalGeneration"
     # In transformers the weights of a token's experts always sum to 1; vLLM reads this from the config.
     engine_text_config = {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True}
     zero3_leaf_classes = ("Qwen3VLMoeTextSparseMoeBlock",)
@@ -191,10 +145,75 @@ class Qwen3VlMoeKit(DeepstackKit):
         }
 
 
-# Transformers reads both layouts of experts, and now writes the released one: files have (E, in, out), the model (E, out, in).
-# Transformers 5.15 itself writes its own, which vLLM 0.29 and transformers 4 cannot read.
+# Files have experts as the releases do, (E, in, out), and the model (E, out, in). Transformers 5.15 itself writes the model's
+# layout, which vLLM 0.29 and transformers 4 cannot read.
 register_checkpoint_conversion_mapping(
     Qwen3VlMoeKit.model_type,
-    [WeightConverter(source_patterns=one, target_patterns=one, operations=[FromFile()]) for one in (GATE_UP, DOWN)],
+    [
+        WeightConverter(source_patterns=name, target_patterns=name, operations=[Transpose(1, 2)])
+        for name in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    ],
     overwrite=True,
 )
+
+
+# Of the tiny model: by how much its slowest and its fastest head forget at each token, before the gate.
+DECAYS = (0.005, 0.1)
+# A quarter of a head's dimensions is rotated in the release, and the widths of time, height and width are 11, 11 and 10.
+ROTATED, SECTIONS = 0.5, [3, 3, 2]
+
+
+class DeltaNetKit(TimedStepsKit):
+    """Linear layers keep a state of fixed size: a matrix per head, and the last inputs of a short convolution."""
+
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
+        """Return both kinds of layers in turn, the last one with full attention, and more heads of values than of keys."""
+        rope = {**ROPE, "partial_rotary_factor": ROTATED, "mrope_section": SECTIONS, "mrope_interleaved": True}
+        kinds = ("full_attention", "linear_attention")
+        return {
+            "head_dim": HEAD_DIM,
+            "rope_parameters": rope,
+            # vLLM prefers this one.
+            "partial_rotary_factor": ROTATED,
+            "layer_types": [kinds[(spec.layers - 1 - layer) % 2] for layer in range(spec.layers)],
+            "linear_num_key_heads": heads_of(spec),
+            "linear_num_value_heads": 2 * heads_of(spec),
+            "linear_key_head_dim": HEAD_DIM,
+            "linear_value_head_dim": HEAD_DIM,
+        }
+
+    def tune_tiny(self, model: PreTrainedModel, spec: TinyModelSpec) -> None:
+        """Let the heads remember: with fresh weights, most of them forget everything at each token."""
+        for name, weight in model.named_parameters():
+            if name.endswith("linear_attn.A_log"):
+                with torch.no_grad():
+                    weight.copy_(torch.linspace(*DECAYS, len(weight)).log())
+
+
+class Qwen35Kit(DeltaNetKit):
+    """The dense models. The weights for speculative decoding (`mtp`) are not loaded, and so not saved."""
+
+    model_type = "qwen3_5"
+    checkpoints = "Qwen3.5"
+    config_class = Qwen3_5Config
+    model_class = Qwen3_5ForConditionalGeneration
+    engine_text_config = {"architectures": ["Qwen3_5ForCausalLM"]}
+
+
+class Qwen35MoeKit(DeltaNetKit):
+    """The mixtures of experts, with one expert in each layer for all tokens."""
+
+    model_type = "qwen3_5_moe"
+    checkpoints = "Qwen3.5-MoE"
+    config_class = Qwen3_5MoeConfig
+    model_class = Qwen3_5MoeForConditionalGeneration
+    engine_text_config = {"architectures": ["Qwen3_5MoeForCausalLM"]}
+    zero3_leaf_classes = ("Qwen3_5MoeSparseMoeBlock",)
+    takes_4bit = False
+
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
+        return {
+            **super().tiny_text(spec),
+            **tiny_mixture(spec),
+            "shared_expert_intermediate_size": 2 * spec.hidden_size,
+        }

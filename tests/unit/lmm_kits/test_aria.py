@@ -64,7 +64,7 @@ def test_a_padded_image_agrees_with_the_engine_only_as_its_vision_tower_does_not
     # Neither side cuts a large image into crops, whatever the checkpoint says.
     processor.image_processor.split_image = True
     cropping = shutil.copytree(folder, tmp_path / "cropping")
-    KIT.save_processor(processor, cropping)
+    processor.save_pretrained(cropping)
     actor = make_actor(cropping, ban_media_tokens=True)
     processor = KIT.load_processor(str(cropping), trust_remote_code=False)
     assert processor.image_processor.split_image

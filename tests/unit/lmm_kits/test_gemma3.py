@@ -90,7 +90,7 @@ def test_the_end_token_is_the_end_of_a_turn_where_the_checkpoint_names_the_end_o
     tokenizer = processor.tokenizer
     assert (written, tokenizer.eos_token) == ("<eos>", "<end_of_turn>")
     assert stops == tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
-    KIT.save_processor(processor, tmp_path)
+    processor.save_pretrained(tmp_path)
     again = KIT.load_processor(str(tmp_path), trust_remote_code=False)
     assert again.tokenizer.eos_token == "<end_of_turn>"
     assert again.tokenizer.get_vocab() == tokenizer.get_vocab()
@@ -151,7 +151,7 @@ def test_the_engine_computes_what_the_model_does_without_attention_to_later_toke
     disturb(actor, seed=0)
     # Under the names that the parameters have in the model, as a training process sends them to an engine on a GPU.
     actor.model.save_pretrained(tmp_path)
-    KIT.save_processor(processor, tmp_path)
+    processor.save_pretrained(tmp_path)
     save_file(dict(actor.model.named_parameters()), tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert "model.vision_tower.post_layernorm.weight" in load_file(tmp_path / "model.safetensors")
     conversations = [

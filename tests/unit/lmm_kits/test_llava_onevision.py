@@ -1,6 +1,6 @@
 """The kit of LLaVA-OneVision: prompts in full, crops and what is cut off them, the opened turn, names, other shapes."""
 
-from helpers.conversations import clip, message, picture
+from helpers.conversations import message, picture
 from helpers.tiny_models import encode, make_actor
 from safetensors import safe_open
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -31,21 +31,6 @@ def test_a_prompt_in_full(processor):
     assert processor.tokenizer.decode(encoded.engine_token_ids) == written.format(*["<image>"] * 3)
     assert encoded.media["pixel_values"].shape == (3, 1 + 16, 3, 56, 56)
     assert encoded.media["image_sizes"].tolist() == [[56, 56], [56, 112], [224, 224]]
-
-
-def test_a_prompt_with_videos_in_full(processor):
-    # 4 x 4 patches a frame, of which each 2 x 2 are averaged, and one end to each video; images stand before them.
-    messages = [message("user", clip(3, 84, 56), "Which digit?", picture(56, 56)), message("assistant", "4")]
-    encoded = encode(KIT, processor, [*messages, message("user", clip(1, 30, 400))])
-    image, three, one = ("<image>" * (16 + 16 + 4), "<video>" * (3 * 4 + 1), "<video>" * (4 + 1))
-    written = (
-        "<|im_start|>user {0}{1}\nWhich digit?<|im_end|><|im_start|>assistant\n4<|im_end|>"
-        "<|im_start|>user {2}<|im_end|><|im_start|>assistant\n"
-    )
-    assert processor.tokenizer.decode(encoded.token_ids) == written.format(image, three, one)
-    assert processor.tokenizer.decode(encoded.engine_token_ids) == written.format("<image>", "<video>", "<video>")
-    assert encoded.media["pixel_values_videos"].shape == (3 + 1, 3, 56, 56)
-    assert encoded.media["image_sizes_videos"].tolist() == [[3, 56, 84], [1, 400, 30]]
 
 
 def test_what_is_saved_has_the_names_of_the_released_checkpoints(folder, tmp_path):

@@ -150,7 +150,7 @@ def microsofts_names(config: Phi3VConfig) -> set[str]:
 def test_a_saved_folder_has_microsofts_names_and_loads_with_the_auto_classes(folder, processor, tmp_path):
     actor = make_actor(folder)
     actor.model.save_pretrained(tmp_path)
-    KIT.save_processor(processor, tmp_path)
+    processor.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert set(file.keys()) == microsofts_names(actor.model.config)
         assert file.get_slice("model.vision_embed_tokens.sub_GN").get_shape() == [1, 1, 1, 4 * 32]

@@ -7,7 +7,7 @@ from helpers.tiny_models import encode
 from transformers import Phi4MultimodalImageProcessor
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits import get_kit, kit_of
 from lmm_r1.lmm_kits.phi4_multimodal import towers
 
 KIT = get_kit("phi4_multimodal")
@@ -101,3 +101,9 @@ def test_the_end_token_is_the_one_that_ends_a_turn(folder, processor, tmp_path):
     (tmp_path / "tokenizer.json").write_text(vocabulary.replace("<|end|>", "<|other|>"))
     with pytest.raises(UserError, match=r"the tokenizer of this checkpoint has no <\|end\|>"):
         KIT.load_processor(str(tmp_path), trust_remote_code=False)
+
+
+def test_a_checkpoint_in_the_original_format_is_refused_with_where_to_get_another(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "phi4mm"}')
+    with pytest.raises(UserError, match="revision refs/pr/70 .* lmm-r1 merge"):
+        kit_of(str(tmp_path))

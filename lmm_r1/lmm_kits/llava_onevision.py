@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from types import MethodType
 from typing import Any
 
 import torch
@@ -14,17 +13,14 @@ from transformers import (
     LlavaOnevisionImageProcessor,
     LlavaOnevisionProcessor,
     LlavaOnevisionVideoProcessor,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, image_size_to_num_patches
 
-from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import channels_first, part_lists
+from lmm_r1.lmm_kits.encoding import part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
+from lmm_r1.lmm_kits.kit import LmmKit, Media
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, text_settings, tower_settings
 
 TINY_TOKENS = TinyTokens(
@@ -47,63 +43,6 @@ CROP, PATCH_SIZE, CROPS = 56, 14, 4
 GRIDS = [[rows * CROP, columns * CROP] for rows in range(1, CROPS + 1) for columns in range(1, CROPS + 1)]
 
 
-def _forward(
-    model: LlavaOnevisionModel,
-    input_ids: torch.Tensor | None = None,
-    *,
-    pixel_values_videos: torch.Tensor | None = None,
-    image_sizes_videos: torch.Tensor | None = None,
-    **others: Any,
-) -> Any:
-    """Run the model on ids (B, T), whose placeholders of images and of videos have the order of their tensors.
-
-    Args:
-        pixel_values_videos: (F, 3, side, side), the frames of all videos.
-        image_sizes_videos: (V, 3): frames, height and width of each video.
-        others: may have the `pixel_values` (I, crops, 3, side, side) of images that are all cut, with empty crops after
-            those of smaller ones.
-    """
-    if pixel_values_videos is None or image_sizes_videos is None:
-        return LlavaOnevisionModel.forward(model, input_ids, pixel_values_videos=pixel_values_videos, **others)
-    pixels, sizes, _ = (others.pop(name, None) for name in LlavaOnevisionKit.media_keys)
-    # In the order of transformers' own forward, which ZeRO-3's other ranks may be running.
-    embeds = model.get_input_embeddings()(input_ids)
-    images, videos = _features(model, pixels, sizes, pixel_values_videos, image_sizes_videos[:, 0].tolist())
-    for token, features in ((model.config.image_token_id, images), (model.config.video_token_id, videos)):
-        if features is not None:
-            embeds = embeds.masked_scatter((input_ids == token)[..., None], features.to(embeds.dtype))
-    return LlavaOnevisionModel.forward(model, **{**others, "inputs_embeds": embeds})
-
-
-def _features(
-    model: LlavaOnevisionModel,
-    pixel_values: torch.Tensor | None,
-    image_sizes: torch.Tensor | None,
-    frames: torch.Tensor,
-    lengths: list[int],
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return the embeddings of all images, (N, H) or None, and of all videos, (M, H)."""
-    config, crops = model.config, []
-    if pixel_values is not None and image_sizes is not None:
-        side = config.vision_config.image_size
-        crops = [
-            image[: image_size_to_num_patches(size, config.image_grid_pinpoints, side)]
-            for image, size in zip(pixel_values, image_sizes, strict=True)
-        ]
-    hidden = model.vision_tower(torch.cat([*crops, frames]), output_hidden_states=True).hidden_states
-    projected = model.multi_modal_projector(hidden[config.vision_feature_layer])
-    *cut, seen = projected.split([*map(len, crops), len(frames)])
-    images = None
-    if cut:
-        packed, _ = model.pack_image_features(
-            cut, image_sizes, image_newline=model.image_newline, vision_aspect_ratio=config.vision_aspect_ratio
-        )
-        images = torch.cat(packed)
-    newline = model.image_newline[None].to(seen)
-    pooled = model.apply_pooling(seen).split(lengths)
-    return images, torch.cat([part for video in pooled for part in (video.flatten(0, 1), newline)])
-
-
 # The most crops per image that vLLM expects; the features of more crops are scaled down to this many.
 ASPECT_RATIO = "anyres_max_9"
 # The released chat template writes a space after the role, except after the role of its generation prompt.
@@ -112,7 +51,7 @@ _OPENED_ROLE = "message['role'] + ('' if message['role'] == 'assistant' else ' '
 
 
 class LlavaOnevisionKit(LmmKit):
-    """Text, images, and videos, whose frames are scaled to one size and have a quarter of a crop's tokens each.
+    """Text and images.
 
     Every image is cut into crops, as in vLLM, so that its tokens do not depend on later images. Transformers' chats cut an
     image only if it is the single one of a conversation.
@@ -123,13 +62,10 @@ class LlavaOnevisionKit(LmmKit):
     config_class = LlavaOnevisionConfig
     model_class = LlavaOnevisionForConditionalGeneration
     processor_class = LlavaOnevisionProcessor
-    takes_videos = True
     media_tokens = ("<image>", "<video>")
     vision_features = (-1, "full")
     media_keys = ("pixel_values", "image_sizes", "batch_num_images")
     padded_media = {"pixel_values": 0}
-    # A name of its own: a server that takes chats keeps vLLM's class.
-    engine_architecture = "LmmR1LlavaOnevisionForConditionalGeneration"
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
     projector_prefixes = ("model.multi_modal_projector.", "model.image_newline")
     # Features before the projector, which is small: after it they are three times as large in the 7B model.
@@ -138,16 +74,6 @@ class LlavaOnevisionKit(LmmKit):
     untrained_prefixes = ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")
     tiny_tokens = TINY_TOKENS
     tiny_tower_as_released = True
-
-    def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Let the loaded model take frames (F, 3, side, side) with `image_sizes_videos`.
-
-        Transformers takes only videos of equal length, and runs the tower once for images and once for videos, so that
-        ZeRO-3's ranks could wait for each other.
-        """
-        inner = super().adapt(model).model
-        inner.forward = MethodType(_forward, inner)
-        return model
 
     def prepare_processor(self, processor: LlavaOnevisionProcessor, path: str) -> None:
         """Change the chat template so that a model's turn begins as one to generate.
@@ -164,42 +90,19 @@ class LlavaOnevisionKit(LmmKit):
             processor.chat_template = processor.chat_template.replace(_ROLE, _OPENED_ROLE)
 
     def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        # The template writes the images of a message, and then its videos, before its words.
+        # The template writes the images of a message before its words.
         return part_lists(messages)
 
-    def encode_chat(
-        self, processor: LlavaOnevisionProcessor, text: str, raw: RawMedia, *, opens: bool = True
-    ) -> EncodedPrompt:
-        # Collapsing the runs of `token_ids` would not do: images can be adjacent, with equal placeholders.
-        engine_token_ids = self.text_ids(processor, text)
-        if not raw.images and not raw.videos:
-            return EncodedPrompt.of_text(engine_token_ids)
-        media: Media = {}
-        if raw.videos:
-            # One by one: the processor takes only videos of equal length.
-            frames = [_frames(processor, video) for video in raw.videos]
-            media["pixel_values_videos"] = torch.cat(frames)
-            media["image_sizes_videos"] = torch.tensor([video.frames.shape[:3] for video in raw.videos])
-            marks = [_video_text(processor, frames=len(one)) for one in frames]
-            [text], _ = processor.get_text_with_replacements([text], videos_replacements=marks)
-        given = {"images": list(raw.images)} if raw.images else {}
-        batch = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
-        media |= {key: batch[key] for key in self.media_keys if raw.images}
-        return raw.encoded(token_ids=batch["input_ids"][0].tolist(), engine_token_ids=engine_token_ids, media=media)
-
     def collapsed(self, processor: LlavaOnevisionProcessor, token_ids: Sequence[int]) -> list[int]:
-        """Return ids with one placeholder per image and video; several adjacent expanded ones become one.
+        """Return ids with one placeholder per image; several adjacent expanded ones become one.
 
-        A run that is shorter than any image or video consists of placeholders that were not expanded, one for each.
+        A run that is shorter than any image consists of placeholders that were not expanded, one for each.
         """
-        shortest = {
-            processor.image_token_id: processor.num_image_tokens,
-            processor.video_token_id: _video_text(processor, frames=1).count(processor.video_token),
-        }
         ids: list[int] = []
         for token, run in groupby(token_ids):
             length = len(list(run))
-            ids += [token] * (1 if length >= shortest.get(token, length + 1) else length)
+            expanded = token == processor.image_token_id and length >= processor.num_image_tokens
+            ids += [token] * (1 if expanded else length)
         return ids
 
     def pixel_limits(self, processor: LlavaOnevisionProcessor) -> tuple[int, int]:
@@ -255,14 +158,3 @@ class LlavaOnevisionKit(LmmKit):
             "num_image_tokens": (CROP // PATCH_SIZE) ** 2,
             "vision_feature_select_strategy": "full",
         }
-
-
-def _frames(processor: LlavaOnevisionProcessor, video: Video) -> torch.Tensor:
-    """Return the frames of a video as the tower takes them, (F, 3, side, side)."""
-    made = processor.video_processor([channels_first(video)], do_sample_frames=False, return_tensors="pt")
-    return made["pixel_values_videos"][0]
-
-
-def _video_text(processor: LlavaOnevisionProcessor, *, frames: int) -> str:
-    """Return the text of a video's placeholders."""
-    return processor.replace_video_token({"pixel_values_videos": [torch.empty(frames, 0)]}, 0)
