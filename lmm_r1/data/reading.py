@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import jinja2
 import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmm_r1.data.formats.row_format import ColumnNames, Columns, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import NO_PROMPT, BadRows, ImagePart, Message, Part, Row, SkippedRow, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
-from lmm_r1.data.templates import BoundedEnvironment
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.files.json_files import count_field, read_json_lines, text_field
 
@@ -37,7 +37,7 @@ class PromptTemplate:
         """
         self.text = text.strip()
         self.flag = flag
-        environment = BoundedEnvironment(undefined=jinja2.StrictUndefined)
+        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
         try:
             used = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
             self._template = environment.from_string(self.text)
@@ -50,7 +50,7 @@ class PromptTemplate:
         """Return the prompt as the template writes it; raises UserError, with the location, if that fails."""
         try:
             return self._template.render({**columns, CONTENT: content})
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise UserError(f"{location}: {self.flag} cannot be filled in: {error}") from error
 
 

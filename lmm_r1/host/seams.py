@@ -53,11 +53,6 @@ PATCHES: tuple[Replacement, ...] = (
         reason="vLLM 0.29 rounds the temperature of guessed tokens to a whole number on CPUs",
     ),
     Replacement(
-        upstream="transformers.utils.chat_template_utils:ImmutableSandboxedEnvironment",
-        ours="lmm_r1.lmm_kits.encoding:check_chat",
-        reason="a foreign chat template may take all memory or time",
-    ),
-    Replacement(
         upstream="ray._private.ray_constants:ENABLE_RAY_CLUSTER",
         ours="lmm_r1.cluster.nodes:on_loopback",
         reason="Ray replaces 127.0.0.1 by an address that other machines reach",
