@@ -99,7 +99,7 @@ def _print_recipes() -> None:
         rows = f"{recipe.rows:,} rows, " if recipe.rows else ""
         print(f"{recipe.name}: {recipe.description}")
         print(f"  {'evaluation' if recipe.is_suite else 'training'}; {source}, split {recipe.source.split}")
-        print(f"  {rows}licence {recipe.licence}; {_use(recipe)}")
+        print(f"  {rows}licence {recipe.licence}; judged by: {', '.join(recipe.verifiers)}")
         if recipe.unchecked:
             print(f"  not checked against the published files: {', '.join(recipe.unchecked)}")
 
@@ -112,12 +112,7 @@ def _print_summary(recipe: Recipe, manifest: Manifest, *, output: Path, was_comp
         print(f"  {count:,} of {manifest.read:,} were filtered by {column}")
     if recipe.rows and manifest.max_rows is None and recipe.rows != manifest.kept + manifest.left_out:
         print(f"  the recipe expects {recipe.rows:,} rows, {manifest.kept + manifest.left_out:,} were found")
-    print(f"  licence: {manifest.licence}; {_use(recipe)}", flush=True)
-
-
-def _use(recipe: Recipe) -> str:
-    """What the rows are judged by, or learned as."""
-    return "preferences" if recipe.format is not None else f"judged by: {', '.join(recipe.verifiers)}"
+    print(f"  licence: {manifest.licence}; judged by: {', '.join(recipe.verifiers)}", flush=True)
 
 
 def _counted(count: int, what: str) -> str:

@@ -7,11 +7,11 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise, repeat
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.formats.row_format import RawRow
+from lmm_r1.data.formats.row_format import RawRow, Unreadable
 from lmm_r1.data.messages import StoredBytes
 from lmm_r1.errors import UserError
 
@@ -189,15 +189,28 @@ def _decoded_bytes(array: pyarrow.Array) -> int:
 def batch_records(batches: Iterable[pyarrow.RecordBatch], *, name: str) -> Iterator[list[RawRow]]:
     """Yield the rows as `to_pylist` returns them, except that long binary values become `StoredBytes`.
 
+    A row that cannot be read becomes an `Unreadable`, which names it.
+
     Args:
         name: the user's name for the rows, for messages.
     """
     first = 1
     for batch in batches:
-        rows = range(first, first + batch.num_rows)
+        yield _rows(batch, first, name=name)
         first += batch.num_rows
-        columns = [_values(column, rows, name=name) for column in batch.columns]
-        yield [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _rows(batch: pyarrow.RecordBatch, first: int, *, name: str) -> list[RawRow]:
+    numbers = range(first, first + batch.num_rows)
+    try:
+        # Values of a damaged file may lie outside of it, and texts may not be UTF-8.
+        batch.validate(full=True)
+        columns = [_values(column, numbers, name=name) for column in batch.columns]
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows > 1:
+            return [row for at, number in enumerate(numbers) for row in _rows(batch.slice(at, 1), number, name=name)]
+        return [Unreadable(UserError(f"{name} row {first}: cannot be read ({error}); correct or remove the row"))]
+    return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _holds_binary(kind: pyarrow.DataType) -> bool:
@@ -218,6 +231,7 @@ def _is_list(kind: pyarrow.DataType) -> bool:
 
 def _values(array: pyarrow.Array, rows: Sequence[int], *, name: str) -> list[Any]:
     """Return an array's values; `rows` are the row numbers of each."""
+    import pyarrow.compute
     from pyarrow import types
 
     kind = array.type
@@ -228,22 +242,18 @@ def _values(array: pyarrow.Array, rows: Sequence[int], *, name: str) -> list[Any
         return [
             None if at is None else _values(array.dictionary.slice(at, 1), [row], name=name)[0] for at, row in pairs
         ]
-    valid = array.is_valid().to_pylist()
+    if _is_list(kind):
+        lengths = pyarrow.compute.list_value_length(array).to_pylist()
+        inner = [row for row, length in zip(rows, lengths, strict=True) for _ in range(length or 0)]
+        held = iter(_values(array.flatten(), inner, name=name))
+        return [None if length is None else list(islice(held, length)) for length in lengths]
     if types.is_struct(kind):
-        fields = [_values(array.field(number), rows, name=name) for number in range(kind.num_fields)]
+        fields = [_values(column, rows, name=name) for column in array.flatten()]
         names = [field.name for field in kind]
         values: list[Any] = [dict(zip(names, entry, strict=True)) for entry in zip(*fields, strict=True)]
-    elif _is_list(kind):
-        size = kind.list_size if types.is_fixed_size_list(kind) else 0
-        ends = range(array.offset * size, (array.offset + len(array)) * size + 1, size) if size else None
-        spans = list(pairwise(array.offsets.to_pylist() if ends is None else ends))
-        begin, end = (spans[0][0], spans[-1][1]) if spans else (0, 0)
-        inner = chain.from_iterable(repeat(row, stop - start) for row, (start, stop) in zip(rows, spans, strict=True))
-        held = _values(array.values.slice(begin, end - begin), list(inner), name=name)
-        values = [held[start - begin : stop - begin] for start, stop in spans]
     else:
         values = _bytes(array, rows, name=name)
-    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
+    return [value if is_valid else None for value, is_valid in zip(values, array.is_valid().to_pylist(), strict=True)]
 
 
 def _bytes(array: pyarrow.Array, rows: Sequence[int], *, name: str) -> list[Any]:

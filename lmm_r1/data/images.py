@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 ReadT = TypeVar("ReadT")
 MOST_BYTES = 2**29
 """The largest image file that is read whole; others are decoded from their file."""
-# Rows of a 16-bit image that are brought to 8 bits at once, because that takes four bytes per pixel.
-_BAND = 256
 # What the last bytes of a complete file contain, by the format's name in Pillow.
 _ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 _TAIL_BYTES = 16
@@ -129,33 +127,9 @@ def image_size(part: ImagePart, *, location: str) -> tuple[int, int] | None:
 
 
 def _read_by(read: Callable[[IO[bytes]], ReadT], source: str | bytes) -> ReadT:
-    """Return what a function reads of an image, if need be of its pixels alone: broken metadata damages no picture."""
     is_path = isinstance(source, str) and kind_of(source) == "path"
     with open_file(_path(str(source))) if is_path else io.BytesIO(_read(source)) as file:
-        try:
-            return read(file)
-        except DECODE_ERRORS:
-            file.seek(0)
-            with suppress(*DECODE_ERRORS):
-                return read(io.BytesIO(pixels_of(file.read(MOST_BYTES))))
-            raise
-
-
-def pixels_of(data: bytes) -> bytes:
-    """Return a PNG without chunks, or a JPEG without segments, that only describe it; anything else unchanged."""
-    is_png = data.startswith(b"\x89PNG")
-    kept, place = [data[: 8 if is_png else 2]], 8 if is_png else 2
-    while place + 8 <= len(data) and (is_png or (data[:2] == b"\xff\xd8" and data[place : place + 2] != b"\xff\xda")):
-        if is_png:
-            end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-            describes = data[place + 4 : place + 8] not in b"IHDR PLTE tRNS eXIf IDAT IEND".split()
-        else:
-            marker, end = data[place + 1], place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-            # The second application segment holds the orientation, the last but one the colour space.
-            describes = marker in (0xE0, *range(0xE2, 0xF0), 0xFE) and not (marker == 0xEE and end - place >= 14)
-        kept += [] if describes else [data[place:end]]
-        place = end
-    return b"".join([*kept, data[place:]])
+        return read(file)
 
 
 def _decoded(file: IO[bytes], *, side: int | None) -> Image.Image:
@@ -237,12 +211,11 @@ def _in_eight_bits(image: Image.Image) -> Image.Image:
     _check_range(image)
     if not image.mode.startswith("I"):
         return image
+    import numpy as np
+
     # Pillow clips the values at 255, which turns most of the image white.
-    small = Image.new("L", image.size)
+    small = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     small.info = image.info
-    for top in range(0, image.height, _BAND):
-        band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
-        small.paste(band.convert("I").point(lambda value: value * (1 / 256)).convert("L"), (0, top))
     return small
 
 
@@ -287,7 +260,7 @@ class PictureFolder:
         if kind_of(part.source) in ("path", "url"):
             return part
         data = encoded_image(part, location="a picture that was shown")
-        with open_image(io.BytesIO(pixels_of(data))) as image:
+        with open_image(io.BytesIO(data)) as image:
             suffix = str(image.format).lower()
         path = self.path / f"{hashlib.sha256(data).hexdigest()[:_DIGITS]}.{suffix}"
         if not path.exists():

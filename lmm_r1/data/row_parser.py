@@ -28,7 +28,7 @@ from lmm_r1.data.formats.row_format import (
     media_entries,
     text_of_number,
 )
-from lmm_r1.data.images import check_image_exists, check_video_exists, pixels_of
+from lmm_r1.data.images import check_image_exists, check_video_exists
 from lmm_r1.data.known_keys import (
     IMAGE_SOURCES,
     MEDIA_PART,
@@ -126,7 +126,6 @@ def read_row(
     if output is not None:
         messages = (*messages, *parser.output(output, found=columns.record, plain=plain))
         response = None
-    rejected = parser.response(fields.rejected, where="the rejected response")
     parser.finish()
     check_shown(messages, columns)
     if media_required:
@@ -137,7 +136,6 @@ def read_row(
         datasource=fields.datasource,
         location=columns.location,
         response=response,
-        rejected=rejected,
         prefill=fields.prefill,
         plain=plain,
         text_prompt=columns.prompt_column == "prompt" and _is_plain(columns.value("prompt")),
@@ -535,7 +533,7 @@ def _stored_source(source: ImageSource) -> str:
         buffer = io.BytesIO()
         source.save(buffer, format="PNG")
         source = buffer.getvalue()
-    with open_image(io.BytesIO(pixels_of(source))) as image:
+    with open_image(io.BytesIO(source)) as image:
         assert image.format is not None, "it was opened from bytes"
         mime_type = Image.MIME[image.format]
     return f"data:{mime_type};base64,{base64.b64encode(source).decode('ascii')}"

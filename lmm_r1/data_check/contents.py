@@ -348,9 +348,8 @@ def spelled_findings(rows: Mapping[int, Row], control: re.Pattern[str]) -> Itera
 
 def _messages(row: Row) -> Iterator[Message]:
     yield from row.messages
-    for said in (row.response, row.rejected):
-        if said is not None:
-            yield said
+    if row.response is not None:
+        yield row.response
     if row.prefill:
         yield Message(role="assistant", parts=(TextPart(row.prefill),))
     for turns in sides_of(row).values():

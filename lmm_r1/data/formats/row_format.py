@@ -221,21 +221,8 @@ class RowFields(AskedFields):
     """The gold answer."""
     response: Column = NOTHING
     """The assistant turn after the messages, as text or as a message, for SFT."""
-    rejected: Column = NOTHING
-    """The worse response of a preference, in the same form."""
     prefill: str = ""
     """How a response begins; the model continues it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairFields(AskedFields):
-    """A prompt with a better and a worse response, as text or turns."""
-
-    chosen: Column
-    rejected: Column
-    chosen_score: Column
-    rejected_score: Column
-    margin: Column
 
 
 Fields = TypeVar("Fields", bound=AskedFields)
@@ -250,11 +237,7 @@ class RowFormat(Generic[Fields]):
     """Whose rows they are, in one or two words."""
     needs: tuple[tuple[str, ...], ...]
     without: tuple[str, ...] = ()
-    general: bool = False
-    """Whether it counts only for files that fit no other format."""
     adapt: Callable[[Columns], Fields]
-    link: Callable[[list[Record]], list[Record]] | None = field(default=None)
-    """For records that refer to others of their file: replaces references by what they refer to."""
     each: Callable[[Record], Record] | None = None
     """Makes a record one of this format."""
 
