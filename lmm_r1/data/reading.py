@@ -12,7 +12,7 @@ import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmm_r1.data.formats.row_format import ColumnNames, Columns, Record, RowFields, RowFormat, Unreadable
-from lmm_r1.data.known_keys import Overlooked
+from lmm_r1.data.known_keys import hidden_options
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import NO_PROMPT, BadRows, ImagePart, Message, Part, Row, SkippedRow, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
@@ -73,8 +73,8 @@ class RowReading:
     prompt_template: PromptTemplate | None = None
     plain_template: str | None = None
     """What surrounds a plain-text prompt, which replaces {}; None applies the chat template to such prompts."""
-    overlooked: Overlooked | None = field(default=None, compare=False)
-    """Collects what rows hold that nothing reads; None ignores it."""
+    hidden_options: dict[str, str] | None = field(default=None, compare=False)
+    """Collects what is wrong with prompts that do not show all options of their rows, by location; None ignores it."""
 
     def row(
         self,
@@ -128,8 +128,8 @@ class RowReading:
                 one.role == "system" or (one.role == "user" and "<answer>" in tagged_text(one)) for one in messages
             )
             messages = messages if own else (_system_turn(self.default_prompt), *messages)
-        if self.overlooked is not None:
-            self.overlooked.add(columns, messages)
+        if self.hidden_options is not None and (what := hidden_options(columns, messages)) is not None:
+            self.hidden_options[location] = what
         return self.bounded(messages, location=location)
 
     def bounded(self, messages: tuple[Message, ...], *, location: str) -> tuple[Message, ...]:

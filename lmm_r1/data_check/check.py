@@ -11,7 +11,6 @@ from typing import Any
 from lmm_r1.config.file_commands import CheckDataConfig, Kind
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import RowFile, read_row_file
-from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import holds_pairs, read_pairs
 from lmm_r1.data.reading import RowReading
@@ -71,9 +70,9 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     judges = {spec: judge(spec) for spec in config.reward}
     reading = row_reading(config)
     names = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key)
-    overlooked = Overlooked()
+    hidden: dict[str, str] = {}
     kind, file, rows = _read(
-        config, config.file, replace(reading, names=names, overlooked=overlooked), kind=config.kind
+        config, config.file, replace(reading, names=names, hidden_options=hidden), kind=config.kind
     )
     if kind != "prompts" and config.reward != CheckDataConfig.reward:
         raise UserError(
@@ -86,11 +85,11 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         location, what = skipped.finding
         findings.append(Finding(kind="row", index=skipped.index, location=location, what=what))
     for index, row in rows.items():
-        if what := overlooked.options.get(row.location, ""):
+        if what := hidden.get(row.location, ""):
             findings.append(Finding(kind="options", index=index, location=row.location, what=what))
     readable, sizes, found = _read_images(rows, Repeats(others), progress=progress)
     findings += found
-    notes, distributions = [file.summary, *overlooked.notes], []
+    notes, distributions = [file.summary], []
     if sizes:
         distributions = [
             Distribution.of("images per row", list(map(image_count, rows.values()))),

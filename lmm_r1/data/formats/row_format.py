@@ -86,8 +86,6 @@ class Columns:
         self.format_is_named = format_is_named
         self.prompt_column = "messages"
         """Where the prompt was found, for messages."""
-        self.overlooked: set[tuple[str, str]] = set()
-        """The filled keys that nothing reads, with the level that they are of."""
         self._taken: set[str] = set()
         self._shown: set[str] = set()
 
