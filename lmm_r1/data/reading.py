@@ -17,7 +17,7 @@ from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import NO_PROMPT, BadRows, ImagePart, Message, Part, Row, SkippedRow, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.errors import ListedError, UserError
-from lmm_r1.files.json_files import count_field, read_json_lines, text_field
+from lmm_r1.files.json_files import checked, read_json_lines
 
 SHIPPED_PROMPTS = ("think", "think_box")
 """System prompts for the formats that verifiers pay; each is a text file next to this module."""
@@ -270,11 +270,5 @@ def read_skipped(path: Path) -> list[SkippedRow]:
     """Return the rows that a file of JSON lines lists as left out, none if there is no such file."""
     if not path.exists():
         return []
-    return [
-        SkippedRow(
-            index=count_field(line.record, "index", place=line.place),
-            reason=text_field(line.record, "reason", place=line.place),
-        )
-        for line in read_json_lines(path)
-        if line.record is not None
-    ]
+    lines = (line for line in read_json_lines(path) if line.record is not None)
+    return [checked(SkippedRow, line.record, place=line.place) for line in lines]
