@@ -362,19 +362,20 @@ def _load_file(path: str, part: VideoPart, *, location: str) -> Video:
 
     check_video_exists(part, location=location)
     video = _VideoFile(path, location=location)
-    wanted = partial(frame_indices, fps=part.fps or DEFAULT_FPS, max_frames=part.max_frames or DEFAULT_MAX_FRAMES)
-    total = video.stated_frames or video.count_frames()
-    indices = wanted(total=total, seconds=total / video.fps)
-    frames = video.read(indices)
-    if len(frames) < len(indices):
-        # Some containers state more frames than they contain.
-        total = video.count_frames()
-        indices = wanted(total=total, seconds=total / video.fps)
+    # Some containers state more frames than they contain.
+    for stated in (video.stated_frames, 0):
+        total = stated or video.count_frames()
+        indices = frame_indices(
+            total=total,
+            seconds=total / video.fps,
+            fps=part.fps or DEFAULT_FPS,
+            max_frames=part.max_frames or DEFAULT_MAX_FRAMES,
+        )
         frames = video.read(indices)
-    if len(frames) < len(indices):
-        lost = next(index for index in indices if index not in frames)
-        raise video.error(f"frame {lost} of {total} cannot be decoded")
-    return Video(frames=np.stack([frames[index] for index in indices]), fps=len(indices) * video.fps / total)
+        if len(frames) == len(indices):
+            return Video(frames=np.stack(list(frames.values())), fps=len(indices) * video.fps / total)
+    lost = next(index for index in indices if index not in frames)
+    raise video.error(f"frame {lost} of {total} cannot be decoded")
 
 
 class _VideoFile:

@@ -331,8 +331,8 @@ class RecordParser:
         if is_image:
             seen: ImagePart | VideoPart = ImagePart(self.image(value, where=place), **bounds)
         else:
-            frames = self.whole_number(part, "max_frames", unit="frames", where=where)
-            fps, source = self.fps(part, where=where), self.video(value, where=place)
+            frames = self.whole_number(part, "max_frames", where=where)
+            fps, source = self.number(part, "fps", where=where), self.video(value, where=place)
             seen = VideoPart(source, fps=fps, max_frames=frames, **bounds)
         self._media.append((seen, place))
         return seen
@@ -407,30 +407,25 @@ class RecordParser:
             f"{given}"
         )
 
-    def fps(self, part: Mapping[str, Any], *, where: str) -> float | None:
-        value = part.get("fps")
-        if value is None:
-            return None
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
-            self.fail(f"{where} has fps {value!r}; it must be a number of frames per second above 0")
-        return float(value)
-
     def pixel_bounds(self, part: Mapping[str, Any], *, where: str) -> dict[str, int | None]:
-        lowest = self.whole_number(part, "min_pixels", unit="pixels", where=where)
-        highest = self.whole_number(part, "max_pixels", unit="pixels", where=where)
+        lowest, highest = (self.whole_number(part, key, where=where) for key in ("min_pixels", "max_pixels"))
         if lowest is not None and highest is not None and lowest > highest:
             self.fail(f"{where} has min_pixels {lowest} above max_pixels {highest}")
         return {"min_pixels": lowest, "max_pixels": highest}
 
-    def whole_number(self, part: Mapping[str, Any], key: str, *, unit: str, where: str) -> int | None:
+    def number(self, part: Mapping[str, Any], key: str, *, where: str) -> float | None:
+        """Return a number above 0, None if there is none."""
         value = part.get(key)
-        if value is None:
-            return None
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or value % 1 != 0 or value < 1:
-            self.fail(f"{where} has {key} {value!r}; it must be a whole number of {unit}, 1 or more")
-        return int(value)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not (number and value > 0):
+            self.fail(f"{where} has {key} {value!r}; it must be a number above 0")
+        return None if value is None else float(value)
+
+    def whole_number(self, part: Mapping[str, Any], key: str, *, where: str) -> int | None:
+        value = self.number(part, key, where=where)
+        if value is not None and value % 1:
+            self.fail(f"{where} has {key} {value!r}; it must be a whole number")
+        return None if value is None else int(value)
 
     def answer(self, column: Column, *, found: Mapping[str, Any], required: bool) -> str:
         value = column.value
