@@ -1,4 +1,4 @@
-"""Row files, one record at a time: JSON lines, JSON, Parquet, CSV, TSV, Arrow, saved datasets and Hugging Face names.
+"""Row files, one record at a time: JSON lines, JSON, Parquet, CSV, TSV, saved datasets and Hugging Face names.
 
 Rows are written as folders with rows.jsonl and images/, which are moved to their place when complete.
 """
@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from PIL import Image
 
 from lmm_r1 import hub
-from lmm_r1.data.arrow import BATCH_ROWS, arrow_records, batch_records, parquet_records
+from lmm_r1.data.arrow import BATCH_ROWS, dataset_records, parquet_records
 from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
 from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFormat, Unreadable
 from lmm_r1.data.media_access import hub_folder
@@ -45,7 +45,7 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
     Raises UserError if the file is missing or a line cannot be read.
 
     Args:
-        path: a .jsonl, .json, .parquet, .csv, .tsv or .arrow file; a folder with rows.jsonl, from `save_to_disk`, or of data
+        path: a .jsonl, .json, .parquet, .csv or .tsv file; a folder with rows.jsonl, from `save_to_disk`, or of data
             files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of a folder or a hub dataset.
         split: the split of a dataset that has several; single files have none.
     """
@@ -298,11 +298,8 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
         if split not in dataset:
             raise UserError(f"{path} has no split {split!r}; its splits are {', '.join(dataset)}: choose one of them")
         dataset = dataset[split]
-    # The Arrow view leaves image features encoded ({"bytes": ..., "path": ...}) instead of decoding each image.
-    tables = dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
-    batches = (batch for table in tables for batch in table.to_batches())
     base_dir = folder if folder.is_dir() else hub_folder(name)
-    yield from _numbered(batch_records(batches, name=path), name=path, base_dir=base_dir)
+    yield from _numbered(dataset_records(dataset, name=path), name=path, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> Iterator[Record]:
@@ -310,16 +307,15 @@ def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> 
         yield record, f"{name} row {number}", base_dir
 
 
-def _read_columns(file: Path, *, read: Callable[[Path], Iterator[list[RawRow]]]) -> Iterator[Record]:
-    return _numbered(read(file), name=str(file), base_dir=file.parent)
+def _read_parquet(file: Path) -> Iterator[Record]:
+    return _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
-    ".parquet": partial(_read_columns, read=parquet_records),
+    ".parquet": _read_parquet,
     ".csv": partial(_read_separated, dialect="excel"),
-    ".arrow": partial(_read_columns, read=arrow_records),
     ".tsv": partial(_read_separated, dialect="excel-tab"),
 }
 

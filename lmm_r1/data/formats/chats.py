@@ -79,21 +79,8 @@ def _end_of(solution: str) -> str:
         return answer
     if (marked := _MARKED.search(solution)) is not None:
         return marked[1]
-    if solution.strip().startswith(_BOX):
-        return solution
-    boxed = _last_box(solution)
+    boxed = None if solution.strip().startswith(_BOX) else last_boxed(solution)
     return solution if boxed is None else boxed
-
-
-def _last_box(text: str) -> str | None:
-    """`"So $\\boxed{\\frac{1}{2}}$."` → `"\\frac{1}{2}"`; None without a box that is closed."""
-    start = text.rfind(_BOX)
-    depth = 1
-    for place in range(start + len(_BOX), len(text) if start >= 0 else 0):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + len(_BOX) : place]
-    return None
 
 
 def media_first(prompt: Any, images: Column) -> Any:

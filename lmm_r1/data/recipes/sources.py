@@ -129,7 +129,7 @@ def _shown(member: Member) -> str:
     return str(member) if isinstance(member, Path) else f"{member[0].filename}:{member[1]}"
 
 
-ROW_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+ROW_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
@@ -196,7 +196,7 @@ def local_files(recipe: Recipe, path: Path) -> SourceFiles:
     if len(alone) == 1:
         return replace(found, rows=(path / alone[0],))
     whole = {ROWS_FILE, "state.json", "dataset_dict.json"} & set(names)
-    if not whole and not any(name.endswith((".parquet", ".arrow")) for name in alone):
+    if not whole and not any(name.endswith(".parquet") for name in alone):
         raise UserError(
             f"{path}: no files {' or '.join(recipe.source.row_patterns)}, and {len(alone)} files that may hold rows; "
             "give the row file itself"
