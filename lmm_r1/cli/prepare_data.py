@@ -16,7 +16,7 @@ from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
     from lmm_r1.data.recipes.preparation import Manifest, RecipeCounts
-    from lmm_r1.data.recipes.recipe import Recipe
+    from lmm_r1.data.recipes import Recipe
 
 PROG = "lmm-r1 prepare_data"
 DESCRIPTION = (

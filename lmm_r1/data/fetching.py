@@ -87,7 +87,7 @@ async def _get(url: str) -> tuple[bytes, str | None]:
         resolver, proxy = _pinned(await _addresses(host, port)), None
     else:
         # The proxy looks up the name; only an address in the URL was checked.
-        proxy = proxy if ":" . "//" in proxy else proxy
+        proxy = proxy if "://" in proxy else f"http://{proxy}"
     try:
         connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False)
         async with aiohttp.ClientSession(

@@ -145,7 +145,6 @@ def read_row_file(
                 location=location,
                 base_dir=base_dir,
                 answer_required=answer_required,
-                media_required=True,
             )
         )
         return row if check is None else check(row) or row

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmm_r1.data.formats.chats import read_list
-from lmm_r1.data.formats.row_format import Columns, is_empty, is_media, listed
+from lmm_r1.data.formats.row_format import Columns, is_empty, listed
 from lmm_r1.data.messages import Message, TextPart
 
 # Marks of turns in the loss, of ms-swift, OpenAI, axolotl, LLaMA-Factory, verl and slime; torchtune's says the opposite.
@@ -55,7 +55,7 @@ def check_keys(level: str, given: Mapping[str, Any], columns: Columns, *, where:
     """
     for key, value in given.items():
         way = next((way for names, way in _REFUSED[level].items() if key in names.split()), None)
-        if way is None or is_empty(value) or not is_media(value):
+        if way is None or is_empty(value):
             continue
         # Only switches of templates and marks say something by being off.
         if value is not False or way in (_TEMPLATE, _MARKED):
@@ -87,10 +87,10 @@ def check_columns(columns: Columns) -> None:
         columns.fail(f'the text has {place}, and the column "objects" is not read; write its values into the text')
 
 
-def hidden_options(columns: Columns, messages: Sequence[Message]) -> str | None:
+def hidden_options(record: Mapping[str, Any], messages: Sequence[Message]) -> str | None:
     """Return what is wrong with a prompt that does not show all options of a row; None if it does, or has none."""
     text = " ".join(part.text for turn in messages for part in turn.parts if isinstance(part, TextPart)).casefold()
-    held = {name: list(_options(value)) for name, value in columns.rest().items() if _OPTIONS.fullmatch(name)}
+    held = {name: list(_options(value)) for name, value in record.items() if _OPTIONS.fullmatch(name)}
     names = [name for name, options in held.items() if any(option.casefold() not in text for option in options)]
     several = len([option for options in held.values() for option in options]) > 1
     return f'its prompt does not show all options of "{", ".join(names)}"' if names and several else None

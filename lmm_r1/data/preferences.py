@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -187,14 +186,12 @@ class PairParser(RecordParser):
         """Return a number, None for an empty column."""
         if is_empty(column.value):
             return None
-        number = math.nan
-        if isinstance(column.value, str | numbers.Real) and not isinstance(column.value, bool):
-            with suppress(ValueError, OverflowError):
-                number = float(column.value)
+        try:
+            number = math.nan if isinstance(column.value, bool) else float(column.value)
+        except (ValueError, TypeError, OverflowError):
+            number = math.nan
         if not math.isfinite(number):
-            text = repr(column.value)
-            shown = text if len(text) <= 60 else f"{text[:57]}..."
-            self.fail(f'"{column.name}" is {shown}; it must be a finite number, or empty')
+            self.fail(f'"{column.name}" is {column.value!r:.60}; it must be a finite number, or empty')
         return number
 
     def margin(self, given: Column, better: Column, worse: Column) -> float | None:
@@ -277,10 +274,10 @@ def read_pair(
     margin = parser.margin(fields.margin, fields.chosen_score, fields.rejected_score)
     scores = parser.score(fields.chosen_score), parser.score(fields.rejected_score)
     parser.finish()
-    # Before the prompt template, as in `read_row`; what is overlooked is known after it.
+    # Before the prompt template, as in `parse_row`.
     check_shown(messages, columns)
     row = PreferenceRow(
-        messages=reading.applied(messages, columns, plain=plain),
+        messages=reading.applied(messages, values, location=location, plain=plain),
         location=location,
         datasource=fields.datasource,
         plain=plain,

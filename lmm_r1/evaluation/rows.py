@@ -20,7 +20,7 @@ from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.mapping import RecordView, check_embedded_images
 from lmm_r1.data.recipes.preparation import read_manifest
-from lmm_r1.data.recipes.recipe import Recipe, SuiteSampling
+from lmm_r1.data.recipes import Recipe, SuiteSampling
 from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError

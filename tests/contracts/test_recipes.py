@@ -9,7 +9,7 @@ from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.mapping import check_embedded_images, map_preference, map_record
-from lmm_r1.data.recipes.recipe import RecordView
+from lmm_r1.data.recipes import RecordView
 from remote_rm.verifier import Item
 
 

@@ -75,6 +75,8 @@ def gold_answer(columns: Columns, *names: str) -> Column:
 
 def _end_of(solution: str) -> str:
     """Return what a solution says in its answer tags, after GSM8K's `####`, or in the last box of a text."""
+    from remote_rm.answers.extraction import last_boxed
+
     if (answer := unwrapped(solution)) != solution:
         return answer
     if (marked := _MARKED.search(solution)) is not None:
@@ -141,7 +143,7 @@ def _r1_vlm(columns: Columns) -> RowFields:
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE, "task"),
         response=Column(name="messages", value=last),
-        prefill="" if last is None else _text_of(last, columns=columns),
+        prefill=response_text(last) or "",
     )
 
 
@@ -160,16 +162,6 @@ def _without_placeholders(message: Any) -> Any:
         for part in content
     ]
     return {**message, "content": parts}
-
-
-def _text_of(message: Mapping[str, Any], *, columns: Columns) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    texts = [part.get("text") if isinstance(part, Mapping) else None for part in listed(content)]
-    if not all(isinstance(text, str) for text in texts):
-        columns.fail(f'the assistant turn in "{columns.prompt_column}" that responses continue must be text')
-    return "".join(map(str, texts))
 
 
 def _conversation(columns: Columns, *, images: Column) -> RowFields:

@@ -17,7 +17,7 @@ from lmm_r1.data.formats.chats import (
     with_system,
     written_messages,
 )
-from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, filled, is_empty
+from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, is_empty
 
 PROMPTS = ("prompt", "question", "query", "instruction", "problem")
 CONVERSATIONS = (*MESSAGES, "conversations")
@@ -56,7 +56,7 @@ def _flat(columns: Columns) -> RowFields:
     answer, solution = gold_answer(columns, *_ANSWERS), columns.take("solution")
     worked = solution if solution.value is not None else columns.answer(*_ANSWERS)
     # R1-V's traces.
-    if (thinking := columns.text("thinking")) is not None and filled(worked.value):
+    if (thinking := columns.text("thinking")) is not None and not is_empty(worked.value):
         worked = replace(worked, value=f"{thinking}\n\n{worked.value}")
     return RowFields(
         messages=prompt,
@@ -110,7 +110,7 @@ def _response(columns: Columns) -> Column:
         if len(value) != 1:
             columns.fail(f'"{column.name}" must be text or one message, not a list of {len(value)}')
         value = chat_message(value[0])
-    if not filled(value):
+    if is_empty(value):
         columns.fail(f'the field "{column.name}" is empty; fill it in')
     if not isinstance(value, str) and not (isinstance(value, Mapping) and value.get("role") == "assistant"):
         columns.fail(f'"{column.name}" must be text or a message of the assistant')

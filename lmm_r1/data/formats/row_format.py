@@ -264,25 +264,14 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a column is empty: null, NaN as pandas may write it, a blank text, an empty container."""
+    """Return whether a value is empty: null, NaN as pandas may write it, a blank text, an empty list, only empty fields."""
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
     if isinstance(value, float):
         return math.isnan(value)
-    return not filled(value) or (isinstance(value, Sequence | Mapping) and not value)
-
-
-def filled(text: Any) -> bool:
-    """Return whether a value is non-blank text, or anything else that is not null."""
-    return text is not None and not (isinstance(text, str) and not text.strip())
+    return value is None or (isinstance(value, Sequence) and not (value.strip() if isinstance(value, str) else value))
 
 
 def media_entries(column: Column) -> list[Any]:
-    """Return the images or videos of a column, without empty entries: null, NaN, "", and a struct of empty fields."""
-    return [entry for entry in listed(column.value) if is_media(entry)]
-
-
-def is_media(entry: Any) -> bool:
-    """Return whether an entry of a media column is filled."""
-    if isinstance(entry, Mapping):
-        return any(map(is_media, entry.values()))
-    is_nan = isinstance(entry, float) and math.isnan(entry)
-    return filled(entry) and not is_nan and not (isinstance(entry, bytes) and not entry)
+    """Return the images or videos of a column, without empty entries."""
+    return [entry for entry in listed(column.value) if not is_empty(entry)]

@@ -16,7 +16,7 @@ from lmm_r1.data.formats.row_format import Record, is_empty, listed
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import Row, images_of, kind_of
-from lmm_r1.data.recipes.recipe import CHOICES_FIELD, Recipe, template_fields
+from lmm_r1.data.recipes import CHOICES_FIELD, Recipe, template_fields
 from lmm_r1.data.recipes.sources import MediaFiles
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError

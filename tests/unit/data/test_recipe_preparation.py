@@ -18,7 +18,7 @@ from lmm_r1.data.messages import TextPart, images_of
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.recipes import get_recipe, preparation, sources
 from lmm_r1.data.recipes.preparation import Preparation, Prepared
-from lmm_r1.data.recipes.recipe import Recipe
+from lmm_r1.data.recipes import Recipe
 from lmm_r1.errors import UserError
 
 
