@@ -138,6 +138,7 @@ def _outcome(
             location=location,
             base_dir=base_dir,
             answer_required=False,
+            media_required=True,
         )
     )
     if listed is None:

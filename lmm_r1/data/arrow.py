@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -15,8 +14,6 @@ from lmm_r1.errors import UserError
 if TYPE_CHECKING:
     import datasets
     import pyarrow
-
-logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 256
 FEWEST_BYTES = 1024
@@ -53,7 +50,6 @@ def parquet_records(file: Path) -> Iterator[list[RawRow]]:
                 yield from batch_records(chain(held, batches), name=str(file))
                 return
             del held
-        logger.warning("%s: copied once to an uncompressed file, because single images cannot be read from it", file)
         rows = datasets.load_dataset("parquet", data_files=str(file), split="train", batch_size=BATCH_ROWS)
     except (pyarrow.ArrowException, datasets.exceptions.DatasetsError, OSError, NotImplementedError) as error:
         cause = error.__cause__ or error
@@ -125,7 +121,7 @@ def _rows(batch: pyarrow.RecordBatch, first: int, *, name: str) -> list[RawRow]:
 def _holds_binary(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
-    if _is_list(kind):
+    if types.is_dictionary(kind) or _is_list(kind):
         return _holds_binary(kind.value_type)
     if types.is_struct(kind):
         return any(_holds_binary(field.type) for field in kind)

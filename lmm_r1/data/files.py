@@ -145,6 +145,7 @@ def read_row_file(
                 location=location,
                 base_dir=base_dir,
                 answer_required=answer_required,
+                media_required=True,
             )
         )
         return row if check is None else check(row) or row
@@ -248,26 +249,33 @@ def _read_json(file: Path) -> Iterator[Record]:
 def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
     """Yield the lines below a header line; all values are text (007 is not 7), and an empty one counts as missing."""
     csv.field_size_limit(_LONGEST_FIELD)
-    first = 1
     with file.open(encoding="utf-8-sig", newline="") as stream:
         lines = csv.reader(stream, dialect=dialect, strict=True)
-        try:
-            names = next(lines, [])
-            if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
-                raise UserError(f"{file} line 1: two columns have the name {twice[0]}; rename one of them")
-            first = lines.line_num + 1
-            for values in lines:
-                location, first = f"{file} line {first}", lines.line_num + 1
-                if values and len(values) != len(names):
-                    wrong = f"{location}: {len(values)} values under {len(names)} names; correct the line"
-                    yield Unreadable(UserError(wrong)), location, file.parent
-                elif values:
-                    yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file}: not UTF-8 text ({error})") from error
-        except csv.Error as error:
-            # A quote without its end takes all following lines.
-            raise UserError(f"{file} line {first}: not {_SEPARATED[dialect]} values: {error}; correct it") from error
+        names: list[str] | None = None
+        while True:
+            location, wrong = f"{file} line {lines.line_num + 1}", None
+            try:
+                values = next(lines, None)
+            except UnicodeDecodeError as error:
+                raise UserError(f"{file}: not UTF-8 text ({error})") from error
+            except csv.Error as error:
+                values, wrong = [], f"{location}: not {_SEPARATED[dialect]} values: {error}; correct or remove the line"
+                # A quote without its end has taken all following lines.
+                if names is None or "end of data" in str(error):
+                    raise UserError(wrong) from error
+            if values is None:
+                return
+            if names is None:
+                names = values
+                if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
+                    raise UserError(f"{location}: two columns have the name {twice[0]}; rename one of them")
+                continue
+            if values and len(values) != len(names):
+                wrong = f"{location}: {len(values)} values under {len(names)} names; correct the line"
+            if wrong is not None:
+                yield Unreadable(UserError(wrong)), location, file.parent
+            elif values:
+                yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
 
 
 def _read_dataset(path: str, *, split: str) -> Iterator[Record]:

@@ -61,6 +61,10 @@ def _pair(columns: Columns) -> PairFields:
         messages = prompt_of(columns, images=images, names=(held or [PROMPTS])[0])
         asked = columns.value(columns.prompt_column)
         better, worse = (_without_prompt(asked, side, columns=columns) for side in (better, worse))
+        for name in CONVERSATIONS:
+            said = columns.record.get(name)
+            if columns.prompt_column not in CONVERSATIONS and not is_empty(said) and not _begins(said, asked):
+                columns.fail(f'both "{columns.prompt_column}" and "{name}" are given, and they differ; empty one of them')
     else:
         columns.prompt_column = better.name
         asked, better, worse = _common(better, worse, columns=columns)
@@ -88,10 +92,19 @@ def _without_prompt(prompt: Any, side: Column, *, columns: Columns) -> Column:
     turns = _turns(side.value)
     if turns is None or _role(turns[0]) not in ("user", "system"):
         return side
-    asked = _turns(written_messages(prompt)) or [{"role": "user", "content": prompt}]
-    if list(map(_comparable, turns[: len(asked)])) != list(map(_comparable, asked)):
+    if not _begins(turns, prompt):
         columns.fail(f'"{side.name}" begins with a prompt that differs from the row\'s; both sides must answer the same')
-    return replace(side, value=turns[len(asked) :])
+    return replace(side, value=turns[len(_asked(prompt)) :])
+
+
+def _asked(prompt: Any) -> list[Any]:
+    return _turns(written_messages(prompt)) or [{"role": "user", "content": prompt}]
+
+
+def _begins(conversation: Any, prompt: Any) -> bool:
+    """Return whether a conversation begins with a prompt."""
+    asked, turns = _asked(prompt), _turns(conversation) or []
+    return list(map(_comparable, turns[: len(asked)])) == list(map(_comparable, asked))
 
 
 def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Column, Column]:

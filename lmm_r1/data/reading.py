@@ -84,8 +84,9 @@ class RowReading:
         location: str,
         base_dir: Path,
         answer_required: bool,
+        media_required: bool = False,
     ) -> Row:
-        """Return the validated row of a record, with local images and videos that exist; raises what `parse_row` does."""
+        """Return the validated row of a record; arguments and errors are those of `parse_row`."""
         row = parse_row(
             record,
             location=location,
@@ -95,7 +96,7 @@ class RowReading:
             names=self.names,
             plain_template=self.plain_template,
             answer_required=answer_required,
-            media_required=True,
+            media_required=media_required,
             roots=media_roots(base_dir, image_dir=self.image_dir),
         )
         messages = self.applied(row.messages, record, location=location, plain=row.plain)

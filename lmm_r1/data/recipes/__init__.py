@@ -79,6 +79,15 @@ class SuiteSampling(_Checked):
     max_new_tokens: int = Field(default=1024, ge=1)
 
 
+class Condition(_Checked):
+    """A test of a column other than equality."""
+
+    matches: Pattern | None = None
+    """It must be found in the value."""
+    filled: bool | None = None
+    """Whether there must be a value."""
+
+
 class Recipe(_Checked):
     """One dataset."""
 
@@ -93,8 +102,8 @@ class Recipe(_Checked):
     """What could not be compared with the published files, and what is assumed instead."""
     columns: Mapping[str, str] = Field(default_factory=dict)
     """The recipe's names for columns, or for values inside them: `conversations.0.value`."""
-    where: Mapping[str, Scalar | tuple[Scalar, ...]] = Field(default_factory=dict)
-    """A row matches only if these columns have this value, or one of these values."""
+    where: Mapping[str, Scalar | tuple[Scalar, ...] | Condition] = Field(default_factory=dict)
+    """A row matches only if these columns have this value, have one of these values, or meet the condition."""
     images: tuple[str, ...] = ()
     """The column with the image or images: the first of these that a row has; empty for text."""
     images_from: Literal["first", "all"] = "first"

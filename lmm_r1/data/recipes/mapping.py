@@ -16,7 +16,7 @@ from lmm_r1.data.formats.row_format import Record, is_empty, listed
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import Row, images_of, kind_of
-from lmm_r1.data.recipes import CHOICES_FIELD, Recipe, template_fields
+from lmm_r1.data.recipes import CHOICES_FIELD, Condition, Recipe, template_fields
 from lmm_r1.data.recipes.sources import MediaFiles
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
@@ -62,12 +62,15 @@ class RecordView:
 
     def failed_filter(self) -> str | None:
         """Return the column of the first condition that the record does not meet; None if it meets all."""
-        for name, wanted in self.recipe.where.items():
-            known, value = wanted if isinstance(wanted, tuple) else (wanted,), self._first((name,))
-            # CSV files hold only text.
-            if value not in (map(str, known) if isinstance(value, str) else known):
-                return name
-        return None
+        return next((name for name, wanted in self.recipe.where.items() if not self._meets(name, wanted)), None)
+
+    def _meets(self, name: str, wanted: Any) -> bool:
+        if isinstance(wanted, Condition):
+            is_filled = wanted.filled is None or (self._value(name) is not None) == wanted.filled
+            return is_filled and (wanted.matches is None or re.search(wanted.matches, str(self._first((name,)))) is not None)
+        known, value = wanted if isinstance(wanted, tuple) else (wanted,), self._first((name,))
+        # CSV files hold only text.
+        return value in (map(str, known) if isinstance(value, str) else known)
 
     def _fail(self, sentence: str) -> UserError:
         """Return the error, for the caller to raise."""
