@@ -15,8 +15,8 @@ from lmm_r1.config.shared import check_least
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
-    from lmm_r1.data.recipes.preparation import Manifest, RecipeCounts
     from lmm_r1.data.recipes import Recipe
+    from lmm_r1.data.recipes.preparation import Manifest, RecipeCounts
 
 PROG = "lmm-r1 prepare_data"
 DESCRIPTION = (
@@ -67,7 +67,10 @@ def run(config: PrepareDataConfig) -> None:
     check_least(config, "max_rows")
     recipe = get_recipe(config.recipe)
     for aspect, assumed in recipe.unchecked.items():
-        print(f"{PROG}: recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}", file=sys.stderr)
+        print(
+            f"{PROG}: recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}",
+            file=sys.stderr,
+        )
     show_line = ProgressLines()
 
     def show(counts: RecipeCounts) -> None:

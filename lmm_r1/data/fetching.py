@@ -113,7 +113,9 @@ def _pinned(addresses: list[str]) -> AbstractResolver:
         ) -> list[ResolveResult]:
             families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in addresses]
             return [
-                ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
+                ResolveResult(
+                    hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST
+                )
                 for address, kind in zip(addresses, families, strict=True)
             ]
 
@@ -198,5 +200,3 @@ def is_public(address: Address) -> bool:
         if address.ipv4_mapped is not None:
             return True
     return address.is_global and not address.is_multicast and address not in _METADATA
-
-

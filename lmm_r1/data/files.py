@@ -259,7 +259,10 @@ def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
             except UnicodeDecodeError as error:
                 raise UserError(f"{file}: not UTF-8 text ({error})") from error
             except csv.Error as error:
-                values, wrong = [], f"{location}: not {_SEPARATED[dialect]} values: {error}; correct or remove the line"
+                values, wrong = (
+                    [],
+                    f"{location}: not {_SEPARATED[dialect]} values: {error}; correct or remove the line",
+                )
                 # A quote without its end has taken all following lines.
                 if names is None or "end of data" in str(error):
                     raise UserError(wrong) from error

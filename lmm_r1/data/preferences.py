@@ -30,7 +30,6 @@ from lmm_r1.data.messages import (
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
 
-
 _BETTER_SCORES = ("chosen_reward", "chosen_score", "score_chosen")
 _WORSE_SCORES = ("rejected_reward", "rejected_score", "score_rejected")
 
@@ -64,7 +63,9 @@ def _pair(columns: Columns) -> PairFields:
         for name in CONVERSATIONS:
             said = columns.record.get(name)
             if columns.prompt_column not in CONVERSATIONS and not is_empty(said) and not _begins(said, asked):
-                columns.fail(f'both "{columns.prompt_column}" and "{name}" are given, and they differ; empty one of them')
+                columns.fail(
+                    f'both "{columns.prompt_column}" and "{name}" are given, and they differ; empty one of them'
+                )
     else:
         columns.prompt_column = better.name
         asked, better, worse = _common(better, worse, columns=columns)
@@ -93,7 +94,9 @@ def _without_prompt(prompt: Any, side: Column, *, columns: Columns) -> Column:
     if turns is None or _role(turns[0]) not in ("user", "system"):
         return side
     if not _begins(turns, prompt):
-        columns.fail(f'"{side.name}" begins with a prompt that differs from the row\'s; both sides must answer the same')
+        columns.fail(
+            f'"{side.name}" begins with a prompt that differs from the row\'s; both sides must answer the same'
+        )
     return replace(side, value=turns[len(_asked(prompt)) :])
 
 

@@ -185,9 +185,7 @@ class VisualSearchTask:
                 break
         free = rng.sample([place for place in places if place != (row, column)], self.distractors)
         colours = [name for name in TILES if name != colour]
-        others = [
-            self._placed(*place, rng.choice(colours), rng.choice(list(_GLYPHS)), rng=rng) for place in free
-        ]
+        others = [self._placed(*place, rng.choice(colours), rng.choice(list(_GLYPHS)), rng=rng) for place in free]
         return self._placed(row, column, colour, value, rng=rng), others
 
     def _placed(self, row: int, column: int, colour: str, value: str, *, rng: random.Random) -> Tile:

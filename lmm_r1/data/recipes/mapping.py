@@ -67,7 +67,9 @@ class RecordView:
     def _meets(self, name: str, wanted: Any) -> bool:
         if isinstance(wanted, Condition):
             is_filled = wanted.filled is None or (self._value(name) is not None) == wanted.filled
-            return is_filled and (wanted.matches is None or re.search(wanted.matches, str(self._first((name,)))) is not None)
+            return is_filled and (
+                wanted.matches is None or re.search(wanted.matches, str(self._first((name,)))) is not None
+            )
         known, value = wanted if isinstance(wanted, tuple) else (wanted,), self._first((name,))
         # CSV files hold only text.
         return value in (map(str, known) if isinstance(value, str) else known)

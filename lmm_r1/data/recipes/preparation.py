@@ -16,8 +16,8 @@ from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, check_writable, row_fold
 from lmm_r1.data.images import encoded_image, load_image
 from lmm_r1.data.messages import ImagePart, Row, SkippedRow, open_image, with_images
 from lmm_r1.data.reading import read_skipped
-from lmm_r1.data.recipes.mapping import RecordView
 from lmm_r1.data.recipes import Recipe
+from lmm_r1.data.recipes.mapping import RecordView
 from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError

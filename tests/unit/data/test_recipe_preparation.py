@@ -9,16 +9,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.recipe_samples import SAMPLES, png
 
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.messages import TextPart, images_of
-from lmm_r1.data.preferences import read_pairs
-from lmm_r1.data.recipes import get_recipe, preparation, sources
+from lmm_r1.data.messages import images_of
+from lmm_r1.data.recipes import Recipe, get_recipe, preparation, sources
 from lmm_r1.data.recipes.preparation import Preparation, Prepared
-from lmm_r1.data.recipes import Recipe
 from lmm_r1.errors import UserError
 
 

@@ -93,7 +93,9 @@ def read_again(item):
 
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("names", [[name] for name in COLUMNS] + [list(COLUMNS)], ids=[*COLUMNS, "all"])
-def test_records_hold_what_eager_reading_gives_with_long_binaries_left_in_the_file(copied, names, tmp_path, monkeypatch):
+def test_records_hold_what_eager_reading_gives_with_long_binaries_left_in_the_file(
+    copied, names, tmp_path, monkeypatch
+):
     if copied:
         monkeypatch.setattr(arrow, "HELD_BYTES", 100)
     table = table_of(names)
@@ -241,9 +243,7 @@ def test_a_file_that_grows_a_thousandfold_is_refused_before_it_fills_the_memory(
     if kind == BYTES:
         os.utime(file, ns=(1, 1))
     read = read_records(str(file))
-    with pytest.raises(
-        UserError, match="rows.parquet: its rows take more than 1,000 times the .* bytes of the file"
-    ):
+    with pytest.raises(UserError, match="rows.parquet: its rows take more than 1,000 times the .* bytes of the file"):
         list(read)
 
 
