@@ -7,12 +7,11 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 from PIL import ExifTags, Image
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-ReadT = TypeVar("ReadT")
 MOST_BYTES = 2**29
 """The largest image file that is read whole; others are decoded from their file."""
 # What the last bytes of a complete file contain, by the format's name in Pillow.
@@ -59,13 +57,14 @@ def load_image(part: ImagePart, *, location: str, side: int | None = None) -> Im
         UserError: the image is missing, cannot be fetched or cannot be decoded (names `location` and the image), or
             the row file that holds it has changed.
     """
-    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
-    try:
-        if isinstance(source, Image.Image):
-            return _upright(source)
-        return _read_by(partial(_decoded, side=side), source)
-    except DECODE_ERRORS as error:
-        raise _image_error(replace(part, source=source), location=location, error=error) from error
+    with _named(part, location=location):
+        if isinstance(part.source, Image.Image):
+            return _upright(part.source)
+        with _opened(part.source) as file:
+            image = open_image(file)
+            if side is not None:
+                image.draft("RGB", (side, side))
+            return _upright(image)
 
 
 def encoded_image(part: ImagePart, *, location: str) -> bytes:
@@ -75,15 +74,12 @@ def encoded_image(part: ImagePart, *, location: str) -> bytes:
         UserError: the image is missing or cannot be fetched (names `location` and the image), or the row file that
             holds it has changed.
     """
-    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
-    try:
-        if not isinstance(source, Image.Image):
-            return _read(source)
+    with _named(part, location=location):
+        if not isinstance(part.source, Image.Image):
+            return _read(part.source)
         buffer = io.BytesIO()
-        source.save(buffer, "PNG")
+        part.source.save(buffer, "PNG")
         return buffer.getvalue()
-    except DECODE_ERRORS as error:
-        raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
 def fetched(part: ImagePart, *, location: str) -> ImagePart:
@@ -92,12 +88,8 @@ def fetched(part: ImagePart, *, location: str) -> ImagePart:
     Raises:
         UserError: the image cannot be fetched; names `location` and the image.
     """
-    if not isinstance(part.source, str) or kind_of(part.source) != "url":
-        return part
-    try:
-        return replace(part, source=fetch(part.source))
-    except OSError as error:
-        raise _image_error(part, location=location, error=error) from error
+    is_url = isinstance(part.source, str) and kind_of(part.source) == "url"
+    return replace(part, source=encoded_image(part, location=location)) if is_url else part
 
 
 def check_image_exists(part: ImagePart, *, location: str) -> None:
@@ -114,40 +106,44 @@ def image_size(part: ImagePart, *, location: str) -> tuple[int, int] | None:
 
     An image is decoded only if its file lacks the usual ending. Raises what `load_image` does, as far as it is detected.
     """
-    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
-    if isinstance(source, str) and kind_of(source) == "url":
+    if isinstance(part.source, str) and kind_of(part.source) == "url":
         return None
+    with _named(part, location=location):
+        if isinstance(part.source, Image.Image):
+            _check_range(part.source)
+            return _upright_size(part.source)
+        with _opened(part.source) as file:
+            file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
+            tail = file.read()
+            file.seek(0)
+            with open_image(file) as image:
+                _check_range(image)
+                if _ENDINGS.get(image.format or "", b"") not in tail:
+                    image.load()
+                return _upright_size(image)
+
+
+@contextmanager
+def _named(part: ImagePart, *, location: str) -> Iterator[None]:
+    """Raise UserError, with the location and the image, for what fails in reading it."""
     try:
-        if isinstance(source, Image.Image):
-            _check_range(source)
-            return _upright_size(source)
-        return _read_by(_checked_size, source)
+        yield
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder, "
+            "or at the folder of the flag image_dir"
+        ) from error
     except DECODE_ERRORS as error:
-        raise _image_error(replace(part, source=source), location=location, error=error) from error
+        # strerror omits the path, which describe() already gives.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(
+            f"{location}: cannot read the image {describe(part.source)}: {reason}; replace it or drop the row"
+        ) from error
 
 
-def _read_by(read: Callable[[IO[bytes]], ReadT], source: str | bytes) -> ReadT:
+def _opened(source: str | bytes | StoredBytes) -> IO[bytes]:
     is_path = isinstance(source, str) and kind_of(source) == "path"
-    with open_file(_path(str(source))) if is_path else io.BytesIO(_read(source)) as file:
-        return read(file)
-
-
-def _decoded(file: IO[bytes], *, side: int | None) -> Image.Image:
-    image = open_image(file)
-    if side is not None:
-        image.draft("RGB", (side, side))
-    return _upright(image)
-
-
-def _checked_size(file: IO[bytes]) -> tuple[int, int]:
-    file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
-    tail = file.read()
-    file.seek(0)
-    with open_image(file) as image:
-        _check_range(image)
-        if _ENDINGS.get(image.format or "", b"") not in tail:
-            image.load()
-        return _upright_size(image)
+    return open_file(_path(str(source))) if is_path else io.BytesIO(_read(source))
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
@@ -164,24 +160,13 @@ def _orientation(image: Image.Image) -> Any:
         return 1
 
 
-def _image_error(part: ImagePart, *, location: str, error: BaseException) -> UserError:
-    if isinstance(error, FileNotFoundError):
-        return UserError(
-            f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder, "
-            "or at the folder of the flag image_dir"
-        )
-    # strerror omits the path, which describe() already gives.
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return UserError(
-        f"{location}: cannot read the image {describe(part.source)}: {reason}; replace it or drop the row"
-    )
-
-
 def _path(source: str) -> Path:
     return Path(str(resolve(source, base_dir=Path.cwd())))
 
 
-def _read(source: str | bytes) -> bytes:
+def _read(source: str | bytes | StoredBytes) -> bytes:
+    if isinstance(source, StoredBytes):
+        return source.read()
     if isinstance(source, bytes):
         return source
     kind = kind_of(source)

@@ -42,8 +42,6 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
     TEXT_PART: {_MARKS: _MARKED},
     MEDIA_PART: {f"{_CLIP} {_SIZE}": "change the file beforehand", _MARKS: _MARKED},
 }
-# How ms-swift marks the places of references and boxes, which it takes from the column `objects`.
-_PLACES = ("<ref-object>", "<bbox>")
 _OPTIONS = re.compile(r"(answer_?)?(choices|options|candidates)|(?:option|choice|opt)[ _]?(?:[a-j]|\d)|[A-J]")
 
 
@@ -77,14 +75,6 @@ def loss_mark(turn: Mapping[str, Any], columns: Columns, *, where: str) -> bool 
     if len(found) > 1:
         columns.fail(f"{where} is marked both as in the loss and as not in it; keep one of the marks")
     return found.pop() if found else None
-
-
-def check_columns(columns: Columns) -> None:
-    """Raise UserError if a column that the format has not read is one that other tools act on."""
-    rest = columns.rest()
-    check_keys(ROW, rest, columns)
-    if not is_empty(rest.get("objects")) and (place := next((x for x in _PLACES if x in str(columns.record)), None)):
-        columns.fail(f'the text has {place}, and the column "objects" is not read; write its values into the text')
 
 
 def hidden_options(record: Mapping[str, Any], messages: Sequence[Message]) -> str | None:

@@ -15,7 +15,7 @@ from lmm_r1.data.formats import FormatSet
 from lmm_r1.data.formats.chats import DATASOURCE, chat_message, media_first, with_system, written_messages
 from lmm_r1.data.formats.problems import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, prompt_of
 from lmm_r1.data.formats.row_format import AskedFields, Column, Columns, Record, RowFormat, is_empty, text_of_number
-from lmm_r1.data.known_keys import check_columns
+from lmm_r1.data.known_keys import ROW, check_keys
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import (
     BadRows,
@@ -279,7 +279,7 @@ def read_pair(
     values, location, base_dir = record
     columns = Columns(values, location=location, names=reading.names)
     fields = row_format.adapt(columns)
-    check_columns(columns)
+    check_keys(ROW, columns.rest(), columns)
     if roots is None:
         roots = media_roots(base_dir, image_dir=reading.image_dir)
     parser = PairParser(fields, columns, reading.folder(base_dir), roots=roots)

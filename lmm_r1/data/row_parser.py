@@ -32,9 +32,9 @@ from lmm_r1.data.known_keys import (
     IMAGE_SOURCES,
     MEDIA_PART,
     MESSAGE,
+    ROW,
     TEXT_PART,
     VIDEO_SOURCES,
-    check_columns,
     check_keys,
     loss_mark,
 )
@@ -101,7 +101,7 @@ def parse_row(
     columns = Columns(record, location=location, names=names, format_is_named=format_is_named)
     fields = row_format.adapt(columns)
     output = None if names.response is None else columns.take(names.response)
-    check_columns(columns)
+    check_keys(ROW, columns.rest(), columns)
     parser = RecordParser(fields, columns, base_dir, roots=roots)
     messages, plain = parser.prompt(fields.messages, plain_template=plain_template)
     # Before the response, which may be the same field: this message says what an answer must be.

@@ -105,9 +105,14 @@ def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple
         return paths, None
     try:
         values = [float(value) for value in probabilities.split(",")]
-    except ValueError as error:
-        raise UserError(f"--data.prompt_probs {probabilities!r} must be numbers separated by commas") from error
-    _check(values, num_datasets=len(paths))
+    except ValueError:
+        values = []
+    are_shares = all(value >= 0 for value in values) and math.isclose(sum(values), 1.0, abs_tol=1e-4)
+    if len(values) != len(paths) or not are_shares:
+        raise UserError(
+            f"--data.prompt_probs {probabilities}: give one number of 0 or more for each of the {len(paths)} datasets in "
+            "--data.prompt_dataset, separated by commas; they must add up to 1"
+        )
     return paths, values
 
 
@@ -118,11 +123,10 @@ def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | Non
     of `datasets.interleave_datasets(..., stopping_strategy="first_exhausted")` for the same seed.
 
     Raises:
-        UserError: the probabilities do not fit the lists, or a list is empty.
+        UserError: a list is empty.
     """
     if probabilities is None:
         return [row for rows in row_lists for row in rows]
-    _check(probabilities, num_datasets=len(row_lists))
     for number, rows in enumerate(row_lists, start=1):
         if not rows:
             raise UserError(
@@ -139,22 +143,6 @@ def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | Non
         if taken[index] == len(row_lists[index]):
             break
     return blended
-
-
-def _check(probabilities: Sequence[float], *, num_datasets: int) -> None:
-    given = ",".join(f"{value:g}" for value in probabilities)
-    if len(probabilities) != num_datasets:
-        raise UserError(
-            f"--data.prompt_probs {given} has {len(probabilities)} numbers but --data.prompt_dataset names "
-            f"{num_datasets} datasets; give one probability for each"
-        )
-    if not all(math.isfinite(value) and value >= 0 for value in probabilities):
-        raise UserError(f"--data.prompt_probs {given} must not be negative")
-    if not math.isclose(sum(probabilities), 1.0, abs_tol=1e-4):
-        raise UserError(
-            f"--data.prompt_probs {given} adds up to {sum(probabilities):g}; the probabilities of the datasets in "
-            "--data.prompt_dataset must add up to 1"
-        )
 
 
 class PromptStream:

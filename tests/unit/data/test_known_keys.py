@@ -141,15 +141,6 @@ def test_an_entry_of_a_media_column_may_be_a_part_with_its_settings():
     )
 
 
-def test_boxes_of_ms_swift_are_refused_if_the_text_has_places_for_them():
-    boxes = {"ref": ["the digit"], "bbox": [[10, 20, 30, 40]]}
-    for place in ("<ref-object>", "<bbox>"):
-        with pytest.raises(UserError, match=f'the text has {place}, and the column "objects" is not read'):
-            parse({"messages": [ASKED, said(place)], "objects": boxes})
-    assert parse({"messages": [ASKED, said("<bbox>")]}).messages[1].parts == (TextPart("<bbox>"),)
-    parse({"messages": [ASKED, said()], "objects": boxes})
-
-
 def test_an_empty_system_turn_or_history_is_kept_and_an_empty_question_or_answer_is_not(tmp_path):
     empty = [{"role": "system", "content": ""}, ASKED, said(""), {"role": "tool", "content": []}, said()]
     row = parse({"messages": empty})
