@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ from rich.text import Text
 
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.job_progress import ProgressLines
 from lmm_r1.config.file_commands import CheckDataConfig, check
 from lmm_r1.data.reading import grouped
 from lmm_r1.files.json_files import write_json_object
@@ -30,7 +29,6 @@ DESCRIPTION = (
 FOUND_CODE = 3
 # Different findings of one kind that the terminal shows.
 LISTED = 5
-_LINE_S = 5.0
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,26 +42,16 @@ def check_data(config: CheckDataConfig) -> None:
     """Print the findings, and write the JSON file."""
     from lmm_r1.data_check.check import check_rows
 
-    checked = check_rows(config, progress=_Lines())
+    show = ProgressLines()
+    checked = check_rows(
+        config, progress=lambda what, done, total: show(f"{PROG}: {what}, {done:,} of {total:,} rows")
+    )
     _print(checked)
     if config.output is not None:
         write_json_object(config.output, asdict(checked))
         print(f"findings: {config.output}", flush=True)
     if checked.findings:
         raise SystemExit(FOUND_CODE)
-
-
-class _Lines:
-    """Tells on stderr how far the check is, every few seconds."""
-
-    def __init__(self) -> None:
-        self._shown = time.perf_counter()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.perf_counter()
-        if now - self._shown >= _LINE_S:
-            self._shown = now
-            print(f"{PROG}: {what}, {done:,} of {total:,} rows", file=sys.stderr, flush=True)
 
 
 def _print(checked: CheckedData) -> None:

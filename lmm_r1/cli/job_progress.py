@@ -1,4 +1,4 @@
-"""Progress of a command over rows (a bar, or lines in a log), and the rows that it left out."""
+"""Progress of a command over rows, as lines on stderr, and the rows that it left out."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from lmm_r1.data.messages import SkippedRow
 from lmm_r1.data.reading import reasons
@@ -21,60 +18,37 @@ LINE_SECONDS = 10.0
 SKIPPED_ROWS_CODE = 3
 
 
+class ProgressLines:
+    """Prints a line on stderr, at most one every few seconds."""
+
+    def __init__(self) -> None:
+        self._shown = time.perf_counter()
+
+    def __call__(self, line: str, *, is_last: bool = False) -> None:
+        """Args: is_last: print it in any case."""
+        now = time.perf_counter()
+        if is_last or now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            print(line, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def job_progress(what: str, *, total: int, done: int) -> Iterator[Callable[[JobTotals], None]]:
-    """Yield the function that shows the totals of this session on stderr.
+    """Yield the function that shows the totals of this session.
 
     Args:
         total: rows of the whole job.
         done: rows that earlier sessions finished.
     """
-    console = Console(stderr=True)
-    yield from (
-        _bar(what, total=total, done=done, console=console) if console.is_terminal else _lines(what, total, done)
-    )
-
-
-def _bar(what: str, *, total: int, done: int, console: Console) -> Iterator[Callable[[JobTotals], None]]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows  {task.fields[speed]}  {task.fields[skipped]}ETA"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=total, completed=done, speed="", skipped="")
-        began = time.perf_counter()
-
-        def show(totals: JobTotals) -> None:
-            progress.update(
-                task,
-                completed=done + totals.rows + totals.skipped,
-                speed=f"{totals.tokens / (time.perf_counter() - began):,.0f} tokens/s",
-                skipped=f"{totals.skipped} skipped  " if totals.skipped else "",
-            )
-
-        yield show
-
-
-def _lines(what: str, total: int, done: int) -> Iterator[Callable[[JobTotals], None]]:
-    began = shown = time.perf_counter()
+    began, show_line = time.perf_counter(), ProgressLines()
 
     def show(totals: JobTotals) -> None:
-        nonlocal shown
-        now = time.perf_counter()
-        finished = totals.rows + totals.skipped
-        if now - shown < LINE_SECONDS and done + finished < total:
-            return
-        shown = now
-        left = (total - done - finished) * (now - began) / finished
-        print(
-            f"{what}: {done + finished}/{total} rows  {totals.tokens / (now - began):,.0f} tokens/s  "
+        finished, seconds = totals.rows + totals.skipped, time.perf_counter() - began
+        left = (total - done - finished) * seconds / finished
+        show_line(
+            f"{what}: {done + finished}/{total} rows  {totals.tokens / seconds:,.0f} tokens/s  "
             f"{totals.skipped} skipped  {left:,.0f} s left",
-            file=sys.stderr,
-            flush=True,
+            is_last=done + finished == total,
         )
 
     yield show

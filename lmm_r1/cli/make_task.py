@@ -12,8 +12,8 @@ from lmm_r1.config.shared import JsonText
 from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
-from lmm_r1.tasks import LEVELS, Modality, Split, Task, TaskRow, get_task
-from lmm_r1.tasks.visual_search import Asked, Style
+from lmm_r1.tasks import Modality, Split, Task, TaskRow, get_task
+from lmm_r1.tasks.visual_search import Style
 
 PROG = "lmm-r1 make_task"
 
@@ -54,8 +54,6 @@ class TaskSettings:
     """visual_search: pixels on the side of the first view; None is the task's 112."""
     block_px: int | None = None
     """visual_search: pixels of the picture per pixel of the first view, a multiple of 9; None is the task's 9."""
-    asked: Asked | None = None
-    """visual_search: the question about a tile; None is the task's digit."""
     distractors: int | None = None
     """visual_search: tiles of other colours; None is the task's 40."""
     cell_blocks: int | None = None
@@ -76,8 +74,6 @@ class MakeTaskConfig(TaskSettings):
     """Rows of text, rows with images, or both mixed."""
     split: Split = "train"
     """Part of the task's fixed split that the rows come from."""
-    difficulty: int | None = None
-    """1 to 5, from easy to hard, for every task; flags of the task override what it sets. None is the task's default."""
     rows: int = 1000
     """Number of rows."""
     seed: int = 0
@@ -147,10 +143,6 @@ def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], Mapping[str, objec
 
 
 def _with_settings(task: Task, config: MakeTaskConfig) -> Task:
-    if config.difficulty is not None:
-        if config.difficulty not in LEVELS:
-            raise UserError(f"--difficulty {config.difficulty}: a number from {LEVELS[0]} to {LEVELS[-1]} is needed")
-        task = task.at_difficulty(config.difficulty)
     asked = {setting.name: getattr(config, setting.name) for setting in fields(TaskSettings)}
     given = {name: value for name, value in asked.items() if value is not None}
     own = [setting.name for setting in fields(task) if setting.name in asked]

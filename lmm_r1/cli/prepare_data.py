@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli import arguments, run_command, user_errors
+from lmm_r1.cli.job_progress import ProgressLines, report_skipped
 from lmm_r1.config.declared import Positional
 from lmm_r1.config.shared import check_least
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
+    from lmm_r1.data.recipes import Recipe
     from lmm_r1.data.recipes.preparation import Manifest, RecipeCounts
-    from lmm_r1.data.recipes.recipe import Recipe
 
 PROG = "lmm-r1 prepare_data"
 DESCRIPTION = (
     "Write the rows of a public dataset into a folder, with their images and a manifest. A complete folder is left as it "
     "is. Rows that cannot be used are left out and listed; the exit code is then 3."
 )
-LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +67,21 @@ def run(config: PrepareDataConfig) -> None:
     check_least(config, "max_rows")
     recipe = get_recipe(config.recipe)
     for aspect, assumed in recipe.unchecked.items():
-        _say(f"recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}")
-    shown = time.perf_counter()
+        print(
+            f"{PROG}: recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}",
+            file=sys.stderr,
+        )
+    show_line = ProgressLines()
 
     def show(counts: RecipeCounts) -> None:
-        nonlocal shown
-        if time.perf_counter() - shown >= LINE_SECONDS:
-            shown = time.perf_counter()
-            left_out = len(counts.left_out)
-            _say(f"{recipe.name}: {counts.read:,} read, {counts.kept:,} rows kept, {left_out:,} left out")
+        kept = f"{counts.kept:,} rows kept, {len(counts.left_out):,} left out"
+        show_line(f"{PROG}: {recipe.name}: {counts.read:,} read, {kept}")
 
     job = Preparation(recipe=recipe, output=config.output, source=config.source, max_rows=config.max_rows, show=show)
     prepared = job.run(overwrite=config.overwrite)
     _print_summary(recipe, prepared.manifest, output=config.output, was_complete=prepared.was_complete)
     if prepared.left_out:
-        from lmm_r1.cli.job_progress import report_skipped
-
         report_skipped(PROG, prepared.left_out, listed_in=str(config.output / LEFT_OUT_FILE))
-
-
-def _say(line: str) -> None:
-    print(f"{PROG}: {line}", file=sys.stderr, flush=True)
 
 
 def _print_recipes() -> None:
@@ -99,7 +92,7 @@ def _print_recipes() -> None:
         rows = f"{recipe.rows:,} rows, " if recipe.rows else ""
         print(f"{recipe.name}: {recipe.description}")
         print(f"  {'evaluation' if recipe.is_suite else 'training'}; {source}, split {recipe.source.split}")
-        print(f"  {rows}licence {recipe.licence}; {_use(recipe)}")
+        print(f"  {rows}licence {recipe.licence}; judged by: {', '.join(recipe.verifiers)}")
         if recipe.unchecked:
             print(f"  not checked against the published files: {', '.join(recipe.unchecked)}")
 
@@ -112,12 +105,7 @@ def _print_summary(recipe: Recipe, manifest: Manifest, *, output: Path, was_comp
         print(f"  {count:,} of {manifest.read:,} were filtered by {column}")
     if recipe.rows and manifest.max_rows is None and recipe.rows != manifest.kept + manifest.left_out:
         print(f"  the recipe expects {recipe.rows:,} rows, {manifest.kept + manifest.left_out:,} were found")
-    print(f"  licence: {manifest.licence}; {_use(recipe)}", flush=True)
-
-
-def _use(recipe: Recipe) -> str:
-    """What the rows are judged by, or learned as."""
-    return "preferences" if recipe.format is not None else f"judged by: {', '.join(recipe.verifiers)}"
+    print(f"  licence: {manifest.licence}; judged by: {', '.join(recipe.verifiers)}", flush=True)
 
 
 def _counted(count: int, what: str) -> str:

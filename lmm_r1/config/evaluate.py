@@ -37,7 +37,7 @@ ENDPOINT_FLAGS = (
     *("model", "api_key_env", "endpoint_concurrency", "endpoint_timeout", "endpoint_attempts", "endpoint_body"),
 )
 # Suffixes that are left out of a row file's name; names of checkpoints may contain dots.
-_FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
+_FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 # Longest default file name: systems allow about 255 bytes, and suffixes follow.
 _LONGEST_NAME = 120
 

@@ -340,13 +340,6 @@ class PPODataConfig(DataConfig):
     """Maximum number of rows."""
     max_images_per_prompt: Annotated[int, Within("[0, inf)")] = 0
     """Maximum number of images in one prompt; 0 counts them in the data."""
-    curriculum: Annotated[
-        Literal["off", "easy_first", "uncertain"],
-        SERVED,
-        Needs("train.num_episodes>1", because="it orders prompts by what earlier episodes have measured"),
-    ] = "off"
-    """Order of the prompts by their success rate in earlier episodes: off shuffles them, easy_first begins with the
-    highest rates, uncertain samples medium rates more often."""
     overlong_prompts: Literal["error", "skip"] = "skip"
     """What to do with a prompt that leaves no room for a response; prompts are never cut."""
 

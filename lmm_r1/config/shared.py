@@ -24,18 +24,12 @@ _TEXT_FILES = (".txt", ".md", ".jinja", ".jinja2", ".j2")
 IMAGES = "images"
 FormatName: TypeAlias = Literal[
     "lmm_r1",
-    "easyr1",
-    "r1_v",
     "r1_vlm",
-    "mini_o3",
     "mini_o3_cold_start",
     "sharegpt",
-    "llava",
-    "vlmeval",
     "verl",
     "flat",
     "pairs",
-    "preference",
 ]
 
 
@@ -50,7 +44,7 @@ class RowReadingConfig:
     """Column with the images of `<image>` tags and of image parts without a source. If it is left at `images`, a
     format with another column uses its own."""
     datasource_key: str | None = None
-    """Column whose values group the metrics; None takes the format's: `datasource`, `data_source` or `category`."""
+    """Column whose values group the metrics; None takes the format's: `datasource` or `data_source`."""
     image_dir: str | None = None
     """Folder that relative paths of images and videos start from; None is the folder of the row file. Rows of a
     downloaded dataset read files only below it and below the dataset's own folder."""

@@ -1,4 +1,4 @@
-"""Row files, one record at a time: JSON lines, JSON, Parquet, CSV, TSV, Arrow, saved datasets and Hugging Face names.
+"""Row files, one record at a time: JSON lines, JSON, Parquet, CSV, TSV, saved datasets and Hugging Face names.
 
 Rows are written as folders with rows.jsonl and images/, which are moved to their place when complete.
 """
@@ -8,9 +8,8 @@ import csv
 import itertools
 import json
 import os
-import re
 import shutil
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from PIL import Image
 
 from lmm_r1 import hub
-from lmm_r1.data.arrow import BATCH_ROWS, arrow_records, batch_records, parquet_records
+from lmm_r1.data.arrow import BATCH_ROWS, dataset_records, parquet_records
 from lmm_r1.data.formats import PROMPT_ROWS, FormatSet
 from lmm_r1.data.formats.row_format import Fields, RawRow, Record, RowFormat, Unreadable
 from lmm_r1.data.media_access import hub_folder
@@ -35,9 +34,6 @@ ROWS_FILE = "rows.jsonl"
 IMAGES_FOLDER = "images"
 # The largest limit that the csv module accepts on every system: an image of 1.5 GiB as base64.
 _LONGEST_FIELD = 2**31 - 1
-# Rows of a table by which the kind of its columns is known.
-_LOOKED_AT = 10_000
-_WHOLE_FLOAT = re.compile(r"-?\d+\.0")
 # How names begin that no dataset on the hub has.
 _LOCAL = ("/", ".", "~")
 _SEPARATED = {"excel": "comma-separated", "excel-tab": "tab-separated"}
@@ -49,7 +45,7 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
     Raises UserError if the file is missing or a line cannot be read.
 
     Args:
-        path: a .jsonl, .json, .parquet, .csv, .tsv or .arrow file; a folder with rows.jsonl, from `save_to_disk`, or of data
+        path: a .jsonl, .json, .parquet, .csv or .tsv file; a folder with rows.jsonl, from `save_to_disk`, or of data
             files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of a folder or a hub dataset.
         split: the split of a dataset that has several; single files have none.
     """
@@ -180,8 +176,6 @@ def found_records(
         readable = not all(isinstance(fields, Unreadable) for fields, _, _ in first)
         row_format = formats.find(found, file=path, named=named) if readable else formats.own
         records = itertools.chain(first, records)
-    if row_format.link is not None:
-        records = iter(row_format.link(list(records)))
     if row_format.each is not None:
         records = map(row_format.each, records)
     return row_format, itertools.islice(records, max_rows)
@@ -252,81 +246,39 @@ def _read_json(file: Path) -> Iterator[Record]:
         yield _checked(record, location=location), location, file.parent
 
 
-def _floats_of_pandas(file: Path, *, dialect: str) -> set[int]:
-    """Return the places of columns with an empty cell whose numbers all end in .0, which pandas wrote as 7 before."""
-    kinds: dict[int, set[str]] = defaultdict(set)
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-        for _, values in itertools.islice(_separated_values(stream, dialect=dialect), 1, _LOOKED_AT):
-            for place, value in enumerate(() if isinstance(values, csv.Error) else values):
-                kinds[place].add(".0" if _WHOLE_FLOAT.fullmatch(value) else value[:1])
-    return {place for place, found in kinds.items() if found == {"", ".0"}}
-
-
 def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
     """Yield the lines below a header line; all values are text (007 is not 7), and an empty one counts as missing."""
     csv.field_size_limit(_LONGEST_FIELD)
-    floats = _floats_of_pandas(file, dialect=dialect)
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        records = _separated_values(stream, dialect=dialect)
-        try:
-            _, names = next(records, (1, []))
-            if isinstance(names, csv.Error):
-                raise UserError(f"{file} line 1: not {_SEPARATED[dialect]} values: {names}")
-            if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
-                raise UserError(f"{file} line 1: two columns have the name {twice[0]}; rename one of them")
-            for number, values in records:
-                location, wrong = f"{file} line {number}", None
-                if isinstance(values, csv.Error):
-                    wrong = f"{location}: not {_SEPARATED[dialect]} values: {values}; correct or remove the line"
-                elif len(values) != len(names):
-                    wrong = f"{location}: {len(values)} values under {len(names)} names; correct the line"
-                if wrong is not None:
-                    yield Unreadable(UserError(wrong)), location, file.parent
-                else:
-                    values = [x.removesuffix(".0") if place in floats else x for place, x in enumerate(values)]
-                    yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file}: not UTF-8 text ({error})") from error
-
-
-class _RereadableLines(Iterator[str]):
-    """The lines of a stream; the lines that a broken record consumed can be read again."""
-
-    def __init__(self, stream: Iterable[str]) -> None:
-        self._source = iter(stream)
-        self._again: deque[str] = deque()
-        self.taken: list[str] = []
-
-    def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._source)
-        self.taken.append(line)
-        return line
-
-    def give_back(self) -> None:
-        """Push all lines that were taken, except the first, back into the stream."""
-        self._again.extendleft(reversed(self.taken[1:]))
-        del self.taken[1:]
-
-
-def _separated_values(stream: Iterable[str], *, dialect: str) -> Iterator[tuple[int, Any]]:
-    """Yield the line number at which each record begins, with its values, or a csv.Error if it is broken.
-
-    An unclosed quote takes the following lines into its value. These are read again, so that one bad line is one bad
-    record.
-    """
-    lines, first = _RereadableLines(stream), 1
-    while True:
-        lines.taken = []
-        try:
-            values: Any = next(csv.reader(lines, dialect=dialect, strict=True), None)
-        except csv.Error as error:
-            values = error
-            lines.give_back()
-        if values is None:
-            return
-        if values:
-            yield first, values
-        first += len(lines.taken)
+        lines = csv.reader(stream, dialect=dialect, strict=True)
+        names: list[str] | None = None
+        while True:
+            location, wrong = f"{file} line {lines.line_num + 1}", None
+            try:
+                values = next(lines, None)
+            except UnicodeDecodeError as error:
+                raise UserError(f"{file}: not UTF-8 text ({error})") from error
+            except csv.Error as error:
+                values, wrong = (
+                    [],
+                    f"{location}: not {_SEPARATED[dialect]} values: {error}; correct or remove the line",
+                )
+                # A quote without its end has taken all following lines.
+                if names is None or "end of data" in str(error):
+                    raise UserError(wrong) from error
+            if values is None:
+                return
+            if names is None:
+                names = values
+                if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
+                    raise UserError(f"{location}: two columns have the name {twice[0]}; rename one of them")
+                continue
+            if values and len(values) != len(names):
+                wrong = f"{location}: {len(values)} values under {len(names)} names; correct the line"
+            if wrong is not None:
+                yield Unreadable(UserError(wrong)), location, file.parent
+            elif values:
+                yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
 
 
 def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
@@ -356,11 +308,8 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
         if split not in dataset:
             raise UserError(f"{path} has no split {split!r}; its splits are {', '.join(dataset)}: choose one of them")
         dataset = dataset[split]
-    # The Arrow view leaves image features encoded ({"bytes": ..., "path": ...}) instead of decoding each image.
-    tables = dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
-    batches = (batch for table in tables for batch in table.to_batches())
     base_dir = folder if folder.is_dir() else hub_folder(name)
-    yield from _numbered(batch_records(batches, name=path), name=path, base_dir=base_dir)
+    yield from _numbered(dataset_records(dataset, name=path), name=path, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> Iterator[Record]:
@@ -368,16 +317,15 @@ def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> 
         yield record, f"{name} row {number}", base_dir
 
 
-def _read_columns(file: Path, *, read: Callable[[Path], Iterator[list[RawRow]]]) -> Iterator[Record]:
-    return _numbered(read(file), name=str(file), base_dir=file.parent)
+def _read_parquet(file: Path) -> Iterator[Record]:
+    return _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
-    ".parquet": partial(_read_columns, read=parquet_records),
+    ".parquet": _read_parquet,
     ".csv": partial(_read_separated, dialect="excel"),
-    ".arrow": partial(_read_columns, read=arrow_records),
     ".tsv": partial(_read_separated, dialect="excel-tab"),
 }
 

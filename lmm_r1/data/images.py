@@ -7,12 +7,11 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 from PIL import ExifTags, Image
 
@@ -36,11 +35,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-ReadT = TypeVar("ReadT")
 MOST_BYTES = 2**29
 """The largest image file that is read whole; others are decoded from their file."""
-# Rows of a 16-bit image that are brought to 8 bits at once, because that takes four bytes per pixel.
-_BAND = 256
 # What the last bytes of a complete file contain, by the format's name in Pillow.
 _ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 _TAIL_BYTES = 16
@@ -61,13 +57,14 @@ def load_image(part: ImagePart, *, location: str, side: int | None = None) -> Im
         UserError: the image is missing, cannot be fetched or cannot be decoded (names `location` and the image), or
             the row file that holds it has changed.
     """
-    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
-    try:
-        if isinstance(source, Image.Image):
-            return _upright(source)
-        return _read_by(partial(_decoded, side=side), source)
-    except DECODE_ERRORS as error:
-        raise _image_error(replace(part, source=source), location=location, error=error) from error
+    with _named(part, location=location):
+        if isinstance(part.source, Image.Image):
+            return _upright(part.source)
+        with _opened(part.source) as file:
+            image = open_image(file)
+            if side is not None:
+                image.draft("RGB", (side, side))
+            return _upright(image)
 
 
 def encoded_image(part: ImagePart, *, location: str) -> bytes:
@@ -77,15 +74,12 @@ def encoded_image(part: ImagePart, *, location: str) -> bytes:
         UserError: the image is missing or cannot be fetched (names `location` and the image), or the row file that
             holds it has changed.
     """
-    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
-    try:
-        if not isinstance(source, Image.Image):
-            return _read(source)
+    with _named(part, location=location):
+        if not isinstance(part.source, Image.Image):
+            return _read(part.source)
         buffer = io.BytesIO()
-        source.save(buffer, "PNG")
+        part.source.save(buffer, "PNG")
         return buffer.getvalue()
-    except DECODE_ERRORS as error:
-        raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
 def fetched(part: ImagePart, *, location: str) -> ImagePart:
@@ -94,12 +88,8 @@ def fetched(part: ImagePart, *, location: str) -> ImagePart:
     Raises:
         UserError: the image cannot be fetched; names `location` and the image.
     """
-    if not isinstance(part.source, str) or kind_of(part.source) != "url":
-        return part
-    try:
-        return replace(part, source=fetch(part.source))
-    except OSError as error:
-        raise _image_error(part, location=location, error=error) from error
+    is_url = isinstance(part.source, str) and kind_of(part.source) == "url"
+    return replace(part, source=encoded_image(part, location=location)) if is_url else part
 
 
 def check_image_exists(part: ImagePart, *, location: str) -> None:
@@ -116,64 +106,44 @@ def image_size(part: ImagePart, *, location: str) -> tuple[int, int] | None:
 
     An image is decoded only if its file lacks the usual ending. Raises what `load_image` does, as far as it is detected.
     """
-    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
-    if isinstance(source, str) and kind_of(source) == "url":
+    if isinstance(part.source, str) and kind_of(part.source) == "url":
         return None
-    try:
-        if isinstance(source, Image.Image):
-            _check_range(source)
-            return _upright_size(source)
-        return _read_by(_checked_size, source)
-    except DECODE_ERRORS as error:
-        raise _image_error(replace(part, source=source), location=location, error=error) from error
-
-
-def _read_by(read: Callable[[IO[bytes]], ReadT], source: str | bytes) -> ReadT:
-    """Return what a function reads of an image, if need be of its pixels alone: broken metadata damages no picture."""
-    is_path = isinstance(source, str) and kind_of(source) == "path"
-    with open_file(_path(str(source))) if is_path else io.BytesIO(_read(source)) as file:
-        try:
-            return read(file)
-        except DECODE_ERRORS:
+    with _named(part, location=location):
+        if isinstance(part.source, Image.Image):
+            _check_range(part.source)
+            return _upright_size(part.source)
+        with _opened(part.source) as file:
+            file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
+            tail = file.read()
             file.seek(0)
-            with suppress(*DECODE_ERRORS):
-                return read(io.BytesIO(pixels_of(file.read(MOST_BYTES))))
-            raise
+            with open_image(file) as image:
+                _check_range(image)
+                if _ENDINGS.get(image.format or "", b"") not in tail:
+                    image.load()
+                return _upright_size(image)
 
 
-def pixels_of(data: bytes) -> bytes:
-    """Return a PNG without chunks, or a JPEG without segments, that only describe it; anything else unchanged."""
-    is_png = data.startswith(b"\x89PNG")
-    kept, place = [data[: 8 if is_png else 2]], 8 if is_png else 2
-    while place + 8 <= len(data) and (is_png or (data[:2] == b"\xff\xd8" and data[place : place + 2] != b"\xff\xda")):
-        if is_png:
-            end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-            describes = data[place + 4 : place + 8] not in b"IHDR PLTE tRNS eXIf IDAT IEND".split()
-        else:
-            marker, end = data[place + 1], place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-            # The second application segment holds the orientation, the last but one the colour space.
-            describes = marker in (0xE0, *range(0xE2, 0xF0), 0xFE) and not (marker == 0xEE and end - place >= 14)
-        kept += [] if describes else [data[place:end]]
-        place = end
-    return b"".join([*kept, data[place:]])
+@contextmanager
+def _named(part: ImagePart, *, location: str) -> Iterator[None]:
+    """Raise UserError, with the location and the image, for what fails in reading it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder, "
+            "or at the folder of the flag image_dir"
+        ) from error
+    except DECODE_ERRORS as error:
+        # strerror omits the path, which describe() already gives.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(
+            f"{location}: cannot read the image {describe(part.source)}: {reason}; replace it or drop the row"
+        ) from error
 
 
-def _decoded(file: IO[bytes], *, side: int | None) -> Image.Image:
-    image = open_image(file)
-    if side is not None:
-        image.draft("RGB", (side, side))
-    return _upright(image)
-
-
-def _checked_size(file: IO[bytes]) -> tuple[int, int]:
-    file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
-    tail = file.read()
-    file.seek(0)
-    with open_image(file) as image:
-        _check_range(image)
-        if _ENDINGS.get(image.format or "", b"") not in tail:
-            image.load()
-        return _upright_size(image)
+def _opened(source: str | bytes | StoredBytes) -> IO[bytes]:
+    is_path = isinstance(source, str) and kind_of(source) == "path"
+    return open_file(_path(str(source))) if is_path else io.BytesIO(_read(source))
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
@@ -190,24 +160,13 @@ def _orientation(image: Image.Image) -> Any:
         return 1
 
 
-def _image_error(part: ImagePart, *, location: str, error: BaseException) -> UserError:
-    if isinstance(error, FileNotFoundError):
-        return UserError(
-            f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder, "
-            "or at the folder of the flag image_dir"
-        )
-    # strerror omits the path, which describe() already gives.
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return UserError(
-        f"{location}: cannot read the image {describe(part.source)}: {reason}; replace it or drop the row"
-    )
-
-
 def _path(source: str) -> Path:
     return Path(str(resolve(source, base_dir=Path.cwd())))
 
 
-def _read(source: str | bytes) -> bytes:
+def _read(source: str | bytes | StoredBytes) -> bytes:
+    if isinstance(source, StoredBytes):
+        return source.read()
     if isinstance(source, bytes):
         return source
     kind = kind_of(source)
@@ -237,12 +196,11 @@ def _in_eight_bits(image: Image.Image) -> Image.Image:
     _check_range(image)
     if not image.mode.startswith("I"):
         return image
+    import numpy as np
+
     # Pillow clips the values at 255, which turns most of the image white.
-    small = Image.new("L", image.size)
+    small = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     small.info = image.info
-    for top in range(0, image.height, _BAND):
-        band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
-        small.paste(band.convert("I").point(lambda value: value * (1 / 256)).convert("L"), (0, top))
     return small
 
 
@@ -287,7 +245,7 @@ class PictureFolder:
         if kind_of(part.source) in ("path", "url"):
             return part
         data = encoded_image(part, location="a picture that was shown")
-        with open_image(io.BytesIO(pixels_of(data))) as image:
+        with open_image(io.BytesIO(data)) as image:
             suffix = str(image.format).lower()
         path = self.path / f"{hashlib.sha256(data).hexdigest()[:_DIGITS]}.{suffix}"
         if not path.exists():
@@ -389,19 +347,20 @@ def _load_file(path: str, part: VideoPart, *, location: str) -> Video:
 
     check_video_exists(part, location=location)
     video = _VideoFile(path, location=location)
-    wanted = partial(frame_indices, fps=part.fps or DEFAULT_FPS, max_frames=part.max_frames or DEFAULT_MAX_FRAMES)
-    total = video.stated_frames or video.count_frames()
-    indices = wanted(total=total, seconds=total / video.fps)
-    frames = video.read(indices)
-    if len(frames) < len(indices):
-        # Some containers state more frames than they contain.
-        total = video.count_frames()
-        indices = wanted(total=total, seconds=total / video.fps)
+    # Some containers state more frames than they contain.
+    for stated in (video.stated_frames, 0):
+        total = stated or video.count_frames()
+        indices = frame_indices(
+            total=total,
+            seconds=total / video.fps,
+            fps=part.fps or DEFAULT_FPS,
+            max_frames=part.max_frames or DEFAULT_MAX_FRAMES,
+        )
         frames = video.read(indices)
-    if len(frames) < len(indices):
-        lost = next(index for index in indices if index not in frames)
-        raise video.error(f"frame {lost} of {total} cannot be decoded")
-    return Video(frames=np.stack([frames[index] for index in indices]), fps=len(indices) * video.fps / total)
+        if len(frames) == len(indices):
+            return Video(frames=np.stack(list(frames.values())), fps=len(indices) * video.fps / total)
+    lost = next(index for index in indices if index not in frames)
+    raise video.error(f"frame {lost} of {total} cannot be decoded")
 
 
 class _VideoFile:

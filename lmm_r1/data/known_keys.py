@@ -1,15 +1,13 @@
-"""What other tools act on in rows, messages and parts: the keys that are read, and those that are refused by name."""
+"""What other tools act on in rows, messages and parts, and what is refused by name."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from lmm_r1.data.formats.chats import read_list
-from lmm_r1.data.formats.row_format import Columns, is_empty, is_media, listed
+from lmm_r1.data.formats.row_format import Columns, is_empty, listed
 from lmm_r1.data.messages import Message, TextPart
 
 # Marks of turns in the loss, of ms-swift, OpenAI, axolotl, LLaMA-Factory, verl and slime; torchtune's says the opposite.
@@ -20,51 +18,47 @@ VIDEO_SOURCES = ("video", "video_url", "url", "path")
 _TEMPLATE, _TOOLS = "write such settings into the chat template", "write the tools into a system turn"
 _MARKED, _CONTENT = "mark the whole turn", "write it into the content"
 _SETTINGS = "chat_template_kwargs template_kwargs chat_template mm_processor_kwargs enable_thinking"
-_SOURCES = " ".join(("type text", *IMAGE_SOURCES, *VIDEO_SOURCES))
 _CLIP = "video_start video_end start end start_time end_time start_frame end_frame sample_fps raw_fps video_fps video_metadata"
 _SIZE = "nframes num_frames min_frames total_pixels resized_height resized_width"
 _THOUGHTS = "reasoning_content reasoning reasoning_details thinking thinking_blocks thought thoughts refusal"
 _MEDIA = "audio audios image images video videos objects documents"
 ROW, MESSAGE, TEXT_PART, MEDIA_PART = "columns", "keys of messages", "keys of texts", "keys of images and videos"
-# By level: the keys that are read, and those that are refused with what to do instead.
-_KNOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    ROW: (
-        "",
-        {"tools functions": _TOOLS, "audio audios": "no model takes audio here", _SETTINGS: _TEMPLATE}
-        | {"rejected_images multi_modal_data": "put images into the column images"},
-    ),
-    MESSAGE: (
-        f"role content from value {_MARKS}",
-        {f"tool_calls function_call {_THOUGHTS} {_MEDIA}": _CONTENT, "tools functions": _TOOLS, _SETTINGS: _TEMPLATE}
-        | {"train_detail training_detail mask": _MARKED, "prefix partial": "use the format r1_vlm for beginnings"},
-    ),
-    TEXT_PART: (_SOURCES, {_MARKS: _MARKED}),
-    MEDIA_PART: (
-        f"{_SOURCES} min_pixels max_pixels fps max_frames",
-        {f"{_CLIP} {_SIZE}": "change the file beforehand", _MARKS: _MARKED},
-    ),
+# By level: the keys that are refused, with what to do instead.
+_REFUSED: Mapping[str, Mapping[str, str]] = {
+    ROW: {
+        "tools functions": _TOOLS,
+        "audio audios": "no model takes audio here",
+        _SETTINGS: _TEMPLATE,
+        "history": "write earlier turns into messages",
+        "rejected_images multi_modal_data": "put images into the column images",
+    },
+    MESSAGE: {
+        f"tool_calls function_call {_THOUGHTS} {_MEDIA}": _CONTENT,
+        "tools functions": _TOOLS,
+        _SETTINGS: _TEMPLATE,
+        "train_detail training_detail mask": _MARKED,
+        "prefix partial": "use the format r1_vlm for beginnings",
+    },
+    TEXT_PART: {_MARKS: _MARKED},
+    MEDIA_PART: {f"{_CLIP} {_SIZE}": "change the file beforehand", _MARKS: _MARKED},
 }
-# How ms-swift marks the places of references and boxes, which it takes from the column `objects`.
-_PLACES = ("<ref-object>", "<bbox>")
 _OPTIONS = re.compile(r"(answer_?)?(choices|options|candidates)|(?:option|choice|opt)[ _]?(?:[a-j]|\d)|[A-J]")
 
 
 def check_keys(level: str, given: Mapping[str, Any], columns: Columns, *, where: str | None = None) -> None:
-    """Note the filled keys that nothing reads; raises UserError for one that other tools act on.
+    """Raise UserError for a filled key that other tools act on and that is not read.
 
     Args:
         where: what has the keys, if it is not the row.
     """
-    read, refused = _KNOWN[level]
     for key, value in given.items():
-        if key in read.split() or is_empty(value) or not is_media(value):
+        way = next((way for names, way in _REFUSED[level].items() if key in names.split()), None)
+        if way is None or is_empty(value):
             continue
-        way = next((way for names, way in refused.items() if key in names.split()), None)
         # Only switches of templates and marks say something by being off.
-        if way is not None and (value is not False or way in (_TEMPLATE, _MARKED)):
+        if value is not False or way in (_TEMPLATE, _MARKED):
             found = f'the field "{key}" is' if where is None else f'{where} has "{key}", which is'
             columns.fail(f"{found} not read; {way}, or remove it")
-        columns.overlooked.add((level, key))
 
 
 def loss_mark(turn: Mapping[str, Any], columns: Columns, *, where: str) -> bool | None:
@@ -83,41 +77,13 @@ def loss_mark(turn: Mapping[str, Any], columns: Columns, *, where: str) -> bool 
     return found.pop() if found else None
 
 
-def check_columns(columns: Columns) -> None:
-    """Raise UserError if a column that the format has not read is one that other tools act on."""
-    rest = columns.rest()
-    check_keys(ROW, rest, columns)
-    if not is_empty(rest.get("objects")) and (place := next((x for x in _PLACES if x in str(columns.record)), None)):
-        columns.fail(f'the text has {place}, and the column "objects" is not read; write its values into the text')
-
-
-@dataclass
-class Overlooked:
-    """What rows hold that no training reads."""
-
-    keys: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Rows by the level and the key."""
-    options: dict[str, str] = field(default_factory=dict)
-    """What is not shown, by the row's location."""
-
-    def add(self, columns: Columns, messages: Sequence[Message]) -> None:
-        """Note what a valid row holds."""
-        self.keys.update(columns.overlooked)
-        text = " ".join(part.text for turn in messages for part in turn.parts if isinstance(part, TextPart)).casefold()
-        held = {name: list(_options(value)) for name, value in columns.rest().items() if _OPTIONS.fullmatch(name)}
-        names = [name for name, options in held.items() if any(option.casefold() not in text for option in options)]
-        if len([option for options in held.values() for option in options]) > 1 and names:
-            self.options[columns.location] = f'its prompt does not show all options of "{", ".join(names)}"'
-
-    @property
-    def notes(self) -> list[str]:
-        """One sentence per level."""
-        levels = dict.fromkeys(level for level, _ in sorted(self.keys))
-        return [f"{level} that no training reads: {self._listed(level)}" for level in levels]
-
-    def _listed(self, level: str) -> str:
-        found = sorted((key, count) for (of, key), count in self.keys.items() if of == level)
-        return ", ".join(f"{key} ({count:,} row{'s' * (count > 1)})" for key, count in found)
+def hidden_options(record: Mapping[str, Any], messages: Sequence[Message]) -> str | None:
+    """Return what is wrong with a prompt that does not show all options of a row; None if it does, or has none."""
+    text = " ".join(part.text for turn in messages for part in turn.parts if isinstance(part, TextPart)).casefold()
+    held = {name: list(_options(value)) for name, value in record.items() if _OPTIONS.fullmatch(name)}
+    names = [name for name, options in held.items() if any(option.casefold() not in text for option in options)]
+    several = len([option for options in held.values() for option in options]) > 1
+    return f'its prompt does not show all options of "{", ".join(names)}"' if names and several else None
 
 
 def _options(value: Any) -> Iterator[str]:

@@ -226,8 +226,6 @@ class Row:
     """File and line, for error messages."""
     response: Message | None = None
     """The assistant turn that SFT trains on, which follows the messages; None if the format does not separate them."""
-    rejected: Message | None = None
-    """In a preference, the worse response; `response` is the better one."""
     prefill: str = ""
     """How every response begins: the model continues it, and the scored text includes it."""
     plain: bool = False

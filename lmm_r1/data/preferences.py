@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.files import RowFile, first_columns, found_records
-from lmm_r1.data.formats import PREFERENCE_ROWS
-from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.row_format import Column, Columns, PairFields, Record, RowFormat, is_empty, text_of_number
-from lmm_r1.data.known_keys import check_columns
+from lmm_r1.data.formats import FormatSet
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message, media_first, with_system, written_messages
+from lmm_r1.data.formats.problems import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, prompt_of
+from lmm_r1.data.formats.row_format import AskedFields, Column, Columns, Record, RowFormat, is_empty, text_of_number
+from lmm_r1.data.known_keys import ROW, check_keys
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import (
     BadRows,
@@ -27,6 +29,120 @@ from lmm_r1.data.messages import (
 )
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
+
+_BETTER_SCORES = ("chosen_reward", "chosen_score", "score_chosen")
+_WORSE_SCORES = ("rejected_reward", "rejected_score", "score_rejected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFields(AskedFields):
+    """A prompt with a better and a worse response, as text or turns."""
+
+    chosen: Column
+    rejected: Column
+    chosen_score: Column
+    rejected_score: Column
+    margin: Column
+
+
+def _pair(columns: Columns) -> PairFields:
+    """Without a prompt column, the prompt is the common beginning of both conversations; with one, they may repeat it."""
+    images, flag = columns.images(*IMAGES), columns.names.flag
+    sides = {"chosen_key": columns.names.chosen or "chosen", "rejected_key": columns.names.rejected or "rejected"}
+    better, worse = map(columns.take, sides.values())
+    for side, key in zip((better, worse), sides, strict=True):
+        if side.value is None:
+            columns.fail(f'the field "{side.name}" is empty; fill it in, or name another with {flag(key)}')
+    better, worse = (replace(side, value=written_messages(side.value)) for side in (better, worse))
+    held = [names for names in (PROMPTS, CONVERSATIONS) if not all(is_empty(columns.record.get(one)) for one in names)]
+    if held or columns.names.prompt is not None:
+        # Datasets repeat the prompt in a conversation.
+        messages = prompt_of(columns, images=images, names=(held or [PROMPTS])[0])
+        asked = columns.value(columns.prompt_column)
+        better, worse = (_without_prompt(asked, side, columns=columns) for side in (better, worse))
+        for name in CONVERSATIONS:
+            said = columns.record.get(name)
+            if columns.prompt_column not in CONVERSATIONS and not is_empty(said) and not _begins(said, asked):
+                columns.fail(
+                    f'both "{columns.prompt_column}" and "{name}" are given, and they differ; empty one of them'
+                )
+    else:
+        columns.prompt_column = better.name
+        asked, better, worse = _common(better, worse, columns=columns)
+        messages = with_system(media_first(asked, images), columns=columns)
+    return PairFields(
+        messages=messages,
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE),
+        chosen=better,
+        rejected=worse,
+        chosen_score=columns.take(*_BETTER_SCORES),
+        rejected_score=columns.take(*_WORSE_SCORES),
+        margin=columns.take("margin"),
+    )
+
+
+PREFERENCE = RowFormat(name="preference", source="preferences", needs=(("chosen",), ("rejected",)), adapt=_pair)
+PREFERENCE_ROWS = FormatSet(formats=(PREFERENCE,), own=PREFERENCE)
+"""Rows that DPO and reward models train on."""
+
+
+def _without_prompt(prompt: Any, side: Column, *, columns: Columns) -> Column:
+    """Return a side without the prompt, if it is a conversation that begins with it."""
+    turns = _turns(side.value)
+    if turns is None or _role(turns[0]) not in ("user", "system"):
+        return side
+    if not _begins(turns, prompt):
+        columns.fail(
+            f'"{side.name}" begins with a prompt that differs from the row\'s; both sides must answer the same'
+        )
+    return replace(side, value=turns[len(_asked(prompt)) :])
+
+
+def _asked(prompt: Any) -> list[Any]:
+    return _turns(written_messages(prompt)) or [{"role": "user", "content": prompt}]
+
+
+def _begins(conversation: Any, prompt: Any) -> bool:
+    """Return whether a conversation begins with a prompt."""
+    asked, turns = _asked(prompt), _turns(conversation) or []
+    return list(map(_comparable, turns[: len(asked)])) == list(map(_comparable, asked))
+
+
+def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Column, Column]:
+    one, other = _turns(better.value), _turns(worse.value)
+    if one is None or other is None or "assistant" in (_role(one[0]), _role(other[0])):
+        columns.fail(
+            f'no field {" or ".join((*PROMPTS, *CONVERSATIONS))} with the prompt, and "{better.name}" and "{worse.name}" are no '
+            f"conversations that begin with it; name it with {columns.names.prompt_flag}"
+        )
+    same = takewhile(lambda pair: _comparable(pair[0]) == _comparable(pair[1]), zip(one, other, strict=False))
+    # If one conversation is the beginning of the other, its last turn is the response.
+    count = min(len(list(same)), len(one) - 1, len(other) - 1)
+    if _role(one[count]) != "assistant" or _role(other[count]) != "assistant":
+        columns.fail(f'"{better.name}" and "{worse.name}" are answers to different prompts; both must answer the same')
+    return one[:count], replace(better, value=one[count:]), replace(worse, value=other[count:])
+
+
+def _turns(value: Any) -> list[Any] | None:
+    """Return the chat messages of a non-empty list; None for anything else."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        return None
+    return [chat_message(turn) for turn in value]
+
+
+def _role(turn: Any) -> Any:
+    return turn.get("role") if isinstance(turn, Mapping) else None
+
+
+def _comparable(turn: Any) -> Any:
+    """Return what is compared of a message: blanks around a text and empty fields of parts do not count."""
+    content = turn.get("content") if isinstance(turn, Mapping) else turn
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return _role(turn), content.strip() if isinstance(content, str) else content
+    parts = [dict(part) if isinstance(part, Mapping) else {"": part} for part in content]
+    return _role(turn), [{name: value for name, value in part.items() if value is not None} for part in parts]
 
 
 class PairParser(RecordParser):
@@ -86,14 +202,12 @@ class PairParser(RecordParser):
         """Return a number, None for an empty column."""
         if is_empty(column.value):
             return None
-        number = math.nan
-        if isinstance(column.value, str | numbers.Real) and not isinstance(column.value, bool):
-            with suppress(ValueError, OverflowError):
-                number = float(column.value)
+        try:
+            number = math.nan if isinstance(column.value, bool) else float(column.value)
+        except (ValueError, TypeError, OverflowError):
+            number = math.nan
         if not math.isfinite(number):
-            text = repr(column.value)
-            shown = text if len(text) <= 60 else f"{text[:57]}..."
-            self.fail(f'"{column.name}" is {shown}; it must be a finite number, or empty')
+            self.fail(f'"{column.name}" is {column.value!r:.60}; it must be a finite number, or empty')
         return number
 
     def margin(self, given: Column, better: Column, worse: Column) -> float | None:
@@ -165,7 +279,7 @@ def read_pair(
     values, location, base_dir = record
     columns = Columns(values, location=location, names=reading.names)
     fields = row_format.adapt(columns)
-    check_columns(columns)
+    check_keys(ROW, columns.rest(), columns)
     if roots is None:
         roots = media_roots(base_dir, image_dir=reading.image_dir)
     parser = PairParser(fields, columns, reading.folder(base_dir), roots=roots)
@@ -176,10 +290,10 @@ def read_pair(
     margin = parser.margin(fields.margin, fields.chosen_score, fields.rejected_score)
     scores = parser.score(fields.chosen_score), parser.score(fields.rejected_score)
     parser.finish()
-    # Before the prompt template, as in `read_row`; what is overlooked is known after it.
+    # Before the prompt template, as in `parse_row`.
     check_shown(messages, columns)
     row = PreferenceRow(
-        messages=reading.applied(messages, columns, plain=plain),
+        messages=reading.applied(messages, values, location=location, plain=plain),
         location=location,
         datasource=fields.datasource,
         plain=plain,
@@ -195,10 +309,6 @@ def read_pair(
 
 def holds_pairs(path: str, *, split: str = "train", reading: RowReading = AS_THEY_ARE) -> bool:
     """Return whether a file's first records are pairs; raises UserError if it is missing or not readable."""
-    if reading.names.names_sides:
-        return True
-    formats = PREFERENCE_ROWS.formats
-    if reading.format is not None:
-        return any(known.name == reading.format for known in formats)
-    found = first_columns(path, split=split)
-    return any(known.fits(found) for known in formats)
+    if reading.names.names_sides or reading.format is not None:
+        return reading.names.names_sides
+    return PREFERENCE.fits(first_columns(path, split=split))

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import jinja2
 import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lmm_r1.data.formats.row_format import ColumnNames, Columns, Record, RowFields, RowFormat, Unreadable
-from lmm_r1.data.known_keys import Overlooked
+from lmm_r1.data.formats.row_format import ColumnNames, Record, RowFields, RowFormat, Unreadable
+from lmm_r1.data.known_keys import hidden_options
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import NO_PROMPT, BadRows, ImagePart, Message, Part, Row, SkippedRow, TextPart, VideoPart
-from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
-from lmm_r1.data.templates import BoundedEnvironment
+from lmm_r1.data.row_parser import parse_row, parts_of, tagged_text
 from lmm_r1.errors import ListedError, UserError
-from lmm_r1.files.json_files import count_field, read_json_lines, text_field
+from lmm_r1.files.json_files import checked, read_json_lines
 
 SHIPPED_PROMPTS = ("think", "think_box")
 """System prompts for the formats that verifiers pay; each is a text file next to this module."""
@@ -37,7 +37,7 @@ class PromptTemplate:
         """
         self.text = text.strip()
         self.flag = flag
-        environment = BoundedEnvironment(undefined=jinja2.StrictUndefined)
+        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
         try:
             used = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
             self._template = environment.from_string(self.text)
@@ -50,7 +50,7 @@ class PromptTemplate:
         """Return the prompt as the template writes it; raises UserError, with the location, if that fails."""
         try:
             return self._template.render({**columns, CONTENT: content})
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise UserError(f"{location}: {self.flag} cannot be filled in: {error}") from error
 
 
@@ -73,8 +73,8 @@ class RowReading:
     prompt_template: PromptTemplate | None = None
     plain_template: str | None = None
     """What surrounds a plain-text prompt, which replaces {}; None applies the chat template to such prompts."""
-    overlooked: Overlooked | None = field(default=None, compare=False)
-    """Collects what rows hold that nothing reads; None ignores it."""
+    hidden_options: dict[str, str] | None = field(default=None, compare=False)
+    """Collects what is wrong with prompts that do not show all options of their rows, by location; None ignores it."""
 
     def row(
         self,
@@ -86,31 +86,34 @@ class RowReading:
         answer_required: bool,
         media_required: bool = False,
     ) -> Row:
-        """Return the validated row of a record; arguments and errors are those of `read_row`."""
-        columns = Columns(record, location=location, names=self.names, format_is_named=self.format is not None)
-        row = read_row(
-            row_format,
-            columns,
-            self.folder(base_dir),
-            answer_required=answer_required,
+        """Return the validated row of a record; arguments and errors are those of `parse_row`."""
+        row = parse_row(
+            record,
+            location=location,
+            base_dir=self.folder(base_dir),
+            row_format=row_format,
+            format_is_named=self.format is not None,
+            names=self.names,
             plain_template=self.plain_template,
+            answer_required=answer_required,
             media_required=media_required,
             roots=media_roots(base_dir, image_dir=self.image_dir),
         )
-        messages = self.applied(row.messages, columns, plain=row.plain)
+        messages = self.applied(row.messages, record, location=location, plain=row.plain)
         return row if messages is row.messages else replace(row, messages=messages)
 
     def folder(self, base_dir: Path) -> Path:
         """Return where relative paths of a record start, given the folder of its file."""
         return base_dir if self.image_dir is None else self.image_dir
 
-    def applied(self, messages: tuple[Message, ...], columns: Columns, *, plain: bool) -> tuple[Message, ...]:
+    def applied(
+        self, messages: tuple[Message, ...], record: Mapping[str, Any], *, location: str, plain: bool
+    ) -> tuple[Message, ...]:
         """Return a prompt with the run's template, system turn and pixel bounds applied.
 
         Raises:
             UserError: one of them does not fit the prompt.
         """
-        location = columns.location
         if plain and (self.prompt_template is not None or self.system_prompt is not None):
             template = self.prompt_template
             flag = self.names.flag("system_prompt") if template is None else template.flag
@@ -119,7 +122,7 @@ class RowReading:
                 "add --data.apply_chat_template"
             )
         if self.prompt_template is not None:
-            messages = _templated(messages, columns.record, template=self.prompt_template, location=location)
+            messages = _templated(messages, record, template=self.prompt_template, location=location)
         if self.system_prompt is not None:
             turns = tuple(message for message in messages if message.role != "system")
             messages = (_system_turn(self.system_prompt), *turns)
@@ -128,8 +131,8 @@ class RowReading:
                 one.role == "system" or (one.role == "user" and "<answer>" in tagged_text(one)) for one in messages
             )
             messages = messages if own else (_system_turn(self.default_prompt), *messages)
-        if self.overlooked is not None:
-            self.overlooked.add(columns, messages)
+        if self.hidden_options is not None and (what := hidden_options(record, messages)) is not None:
+            self.hidden_options[location] = what
         return self.bounded(messages, location=location)
 
     def bounded(self, messages: tuple[Message, ...], *, location: str) -> tuple[Message, ...]:
@@ -270,11 +273,5 @@ def read_skipped(path: Path) -> list[SkippedRow]:
     """Return the rows that a file of JSON lines lists as left out, none if there is no such file."""
     if not path.exists():
         return []
-    return [
-        SkippedRow(
-            index=count_field(line.record, "index", place=line.place),
-            reason=text_field(line.record, "reason", place=line.place),
-        )
-        for line in read_json_lines(path)
-        if line.record is not None
-    ]
+    lines = (line for line in read_json_lines(path) if line.record is not None)
+    return [checked(SkippedRow, line.record, place=line.place) for line in lines]

@@ -24,18 +24,17 @@ from lmm_r1.data.formats.row_format import (
     RowFields,
     RowFormat,
     is_empty,
-    is_media,
     media_entries,
     text_of_number,
 )
-from lmm_r1.data.images import check_image_exists, check_video_exists, pixels_of
+from lmm_r1.data.images import check_image_exists, check_video_exists
 from lmm_r1.data.known_keys import (
     IMAGE_SOURCES,
     MEDIA_PART,
     MESSAGE,
+    ROW,
     TEXT_PART,
     VIDEO_SOURCES,
-    check_columns,
     check_keys,
     loss_mark,
 )
@@ -67,6 +66,7 @@ VIDEO_TAG = "<video>"
 # A string is read as JSON messages only if it opens like them; "[1, 2] sort these" stays a plain prompt.
 _JSON_MESSAGES = re.compile(r'\s*\[?\s*\{.*"role"', re.DOTALL)
 _TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
+_KINDS: dict[type[Part], str] = {ImagePart: IMAGE_TAG, VideoPart: VIDEO_TAG}
 # JSON can contain lone surrogates, which no tokenizer accepts.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MEDIA_COLUMNS = {"image": ImagePart, "images": ImagePart, "video": VideoPart, "videos": VideoPart}
@@ -77,56 +77,39 @@ def parse_row(
     *,
     location: str,
     base_dir: Path,
+    row_format: RowFormat[RowFields] = OWN,
+    format_is_named: bool = False,
     names: ColumnNames = OWN_NAMES,
     plain_template: str | None = None,
     answer_required: bool = True,
+    media_required: bool = False,
     roots: Sequence[Path] | None = None,
 ) -> Row:
-    """Return the validated row of a record in this project's own format; relative paths start at `base_dir`.
+    """Return the validated row of a record, by default in this project's own format; relative paths start at `base_dir`.
 
     Args:
         names: the columns; the prompt is a list of messages, its JSON text, or text that becomes one user turn. None looks
-            for it in `message` and `messages`.
+            for it in the format's own.
         plain_template: what surrounds a plain prompt, which replaces {}: the row is plain then. None applies the chat
             template to plain prompts.
+        media_required: also raise UserError for a local image or video that is missing or damaged.
         roots: the folders below which files may be named; None takes those of `media_roots`.
 
     Raises:
         UserError: the record breaks the schema; the message begins with `location`.
     """
-    columns = Columns(record, location=location, names=names)
-    return read_row(
-        OWN, columns, base_dir, answer_required=answer_required, plain_template=plain_template, roots=roots
-    )
-
-
-def read_row(
-    row_format: RowFormat[RowFields],
-    columns: Columns,
-    base_dir: Path,
-    *,
-    answer_required: bool,
-    plain_template: str | None = None,
-    media_required: bool = False,
-    roots: Sequence[Path] | None = None,
-) -> Row:
-    """Return the validated row of a record in any format; other arguments and errors are those of `parse_row`.
-
-    Args:
-        media_required: also raise UserError for a local image or video that is missing or damaged.
-    """
+    columns = Columns(record, location=location, names=names, format_is_named=format_is_named)
     fields = row_format.adapt(columns)
-    output = None if columns.names.response is None else columns.take(columns.names.response)
-    check_columns(columns)
+    output = None if names.response is None else columns.take(names.response)
+    check_keys(ROW, columns.rest(), columns)
     parser = RecordParser(fields, columns, base_dir, roots=roots)
     messages, plain = parser.prompt(fields.messages, plain_template=plain_template)
     # Before the response, which may be the same field: this message says what an answer must be.
-    answer = parser.answer(fields.answer, found=columns.record, required=answer_required)
-    response = parser.response(fields.response, where="the response")
+    answer = parser.answer(fields.answer, found=record, required=answer_required)
+    response = parser.response(fields.response)
     if output is not None:
-        messages = (*messages, *parser.output(output, found=columns.record, plain=plain))
+        messages = (*messages, *parser.output(output, found=record, plain=plain))
         response = None
-    rejected = parser.response(fields.rejected, where="the rejected response")
     parser.finish()
     check_shown(messages, columns)
     if media_required:
@@ -135,9 +118,8 @@ def read_row(
         messages=messages,
         answer=answer,
         datasource=fields.datasource,
-        location=columns.location,
+        location=location,
         response=response,
-        rejected=rejected,
         prefill=fields.prefill,
         plain=plain,
         text_prompt=columns.prompt_column == "prompt" and _is_plain(columns.value("prompt")),
@@ -319,7 +301,7 @@ class RecordParser:
         """Return an image or a video with its settings; without a source it is the media field's next entry."""
         is_image = part["type"].startswith("image")
         field, sources = (self.images, IMAGE_SOURCES) if is_image else (self.videos, VIDEO_SOURCES)
-        value = next((part[key] for key in sources if is_media(part.get(key))), None)
+        value = next((part[key] for key in sources if not is_empty(part.get(key))), None)
         place = where
         if value is None:
             value = self.next_entry(field)
@@ -327,14 +309,14 @@ class RecordParser:
         # OpenAI's {"url": ...}, Hugging Face's {"bytes": ..., "path": ...}, and entries that are parts, as in verl.
         while isinstance(value, Mapping):
             part = {**value, **{key: given for key, given in part.items() if given is not None}}
-            value = next((value[key] for key in sources if is_media(value.get(key))), None)
+            value = next((value[key] for key in sources if not is_empty(value.get(key))), None)
         check_keys(MEDIA_PART, part, self.columns, where=place)
         bounds = self.pixel_bounds(part, where=where)
         if is_image:
             seen: ImagePart | VideoPart = ImagePart(self.image(value, where=place), **bounds)
         else:
-            frames = self.whole_number(part, "max_frames", unit="frames", where=where)
-            fps, source = self.fps(part, where=where), self.video(value, where=place)
+            frames = self.whole_number(part, "max_frames", where=where)
+            fps, source = self.number(part, "fps", where=where), self.video(value, where=place)
             seen = VideoPart(source, fps=fps, max_frames=frames, **bounds)
         self._media.append((seen, place))
         return seen
@@ -374,7 +356,7 @@ class RecordParser:
 
     def image(self, value: Any, *, where: str) -> ImageSource:
         if isinstance(value, Mapping):
-            value = next((value[key] for key in IMAGE_SOURCES if is_media(value.get(key))), None)
+            value = next((value[key] for key in IMAGE_SOURCES if not is_empty(value.get(key))), None)
         if isinstance(value, (bytearray, memoryview)):
             value = bytes(value)
         if not isinstance(value, (str, bytes, StoredBytes, Image.Image)) or value in ("", b""):
@@ -409,30 +391,25 @@ class RecordParser:
             f"{given}"
         )
 
-    def fps(self, part: Mapping[str, Any], *, where: str) -> float | None:
-        value = part.get("fps")
-        if value is None:
-            return None
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
-            self.fail(f"{where} has fps {value!r}; it must be a number of frames per second above 0")
-        return float(value)
-
     def pixel_bounds(self, part: Mapping[str, Any], *, where: str) -> dict[str, int | None]:
-        lowest = self.whole_number(part, "min_pixels", unit="pixels", where=where)
-        highest = self.whole_number(part, "max_pixels", unit="pixels", where=where)
+        lowest, highest = (self.whole_number(part, key, where=where) for key in ("min_pixels", "max_pixels"))
         if lowest is not None and highest is not None and lowest > highest:
             self.fail(f"{where} has min_pixels {lowest} above max_pixels {highest}")
         return {"min_pixels": lowest, "max_pixels": highest}
 
-    def whole_number(self, part: Mapping[str, Any], key: str, *, unit: str, where: str) -> int | None:
+    def number(self, part: Mapping[str, Any], key: str, *, where: str) -> float | None:
+        """Return a number above 0, None if there is none."""
         value = part.get(key)
-        if value is None:
-            return None
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or value % 1 != 0 or value < 1:
-            self.fail(f"{where} has {key} {value!r}; it must be a whole number of {unit}, 1 or more")
-        return int(value)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not (number and value > 0):
+            self.fail(f"{where} has {key} {value!r}; it must be a number above 0")
+        return None if value is None else float(value)
+
+    def whole_number(self, part: Mapping[str, Any], key: str, *, where: str) -> int | None:
+        value = self.number(part, key, where=where)
+        if value is not None and value % 1:
+            self.fail(f"{where} has {key} {value!r}; it must be a whole number")
+        return None if value is None else int(value)
 
     def answer(self, column: Column, *, found: Mapping[str, Any], required: bool) -> str:
         value = column.value
@@ -447,7 +424,7 @@ class RecordParser:
             self.fail(f'the answer "{column.name}" must be text or a number, not {type(value).__name__}')
         return value if isinstance(value, str) else text_of_number(value)
 
-    def response(self, column: Column, *, where: str) -> Message | None:
+    def response(self, column: Column) -> Message | None:
         value = column.value
         if value is None:
             return None
@@ -455,14 +432,13 @@ class RecordParser:
             value = text_of_number(value)
         return self.message(
             value if isinstance(value, Mapping) else {"role": "assistant", "content": value},
-            where=f'{where} "{column.name}"',
+            where=f'the response "{column.name}"',
         )
 
 
 def tagged_text(message: Message) -> str:
     """Return a message's text with tags for its images and videos: [image, "Find x."] -> "<image>Find x."."""
-    tags = {ImagePart: IMAGE_TAG, VideoPart: VIDEO_TAG}
-    return "".join(part.text if isinstance(part, TextPart) else tags[type(part)] for part in message.parts)
+    return "".join(part.text if isinstance(part, TextPart) else _KINDS[type(part)] for part in message.parts)
 
 
 def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
@@ -471,25 +447,18 @@ def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
     Raises:
         UserError: the text does not have exactly one tag for each of them, or is blank.
     """
-    media: list[ImagePart | VideoPart] = [part for part in message.parts if not isinstance(part, TextPart)]
-    pieces = _TAGS.split(text)
-    wanted = [IMAGE_TAG if isinstance(part, ImagePart) else VIDEO_TAG for part in media]
-    if sorted(pieces[1::2]) != sorted(wanted):
+    media: dict[str, list[Part]] = {
+        tag: [part for part in message.parts if isinstance(part, kind)] for kind, tag in _KINDS.items()
+    }
+    pieces = [piece for piece in _TAGS.split(text) if piece.strip()]
+    if not pieces or any(pieces.count(tag) != len(parts) for tag, parts in media.items()):
         raise UserError(
-            f"{location}: the prompt's template has {len(pieces) // 2} tags for the {len(media)} images and videos "
-            "of the prompt; each needs one"
+            f"{location}: the prompt's template must write a text, and one tag for each image and video of the prompt"
         )
-    images = iter([part for part in media if isinstance(part, ImagePart)])
-    videos = iter([part for part in media if isinstance(part, VideoPart)])
-    parts: list[Part] = []
-    for piece in pieces:
-        if piece in (IMAGE_TAG, VIDEO_TAG):
-            parts.append(next(images) if piece == IMAGE_TAG else next(videos))
-        elif piece.strip():
-            parts.append(TextPart(piece.strip() if media else piece))
-    if not parts:
-        raise UserError(f"{location}: the prompt's template writes nothing")
-    return tuple(parts)
+    is_text = not any(media.values())
+    return tuple(
+        media[piece].pop(0) if piece in media else TextPart(piece if is_text else piece.strip()) for piece in pieces
+    )
 
 
 def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, object]]:
@@ -535,7 +504,7 @@ def _stored_source(source: ImageSource) -> str:
         buffer = io.BytesIO()
         source.save(buffer, format="PNG")
         source = buffer.getvalue()
-    with open_image(io.BytesIO(pixels_of(source))) as image:
+    with open_image(io.BytesIO(source)) as image:
         assert image.format is not None, "it was opened from bytes"
         mime_type = Image.MIME[image.format]
     return f"data:{mime_type};base64,{base64.b64encode(source).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""The rows of a run: their order, their curriculum, their digest, and the rows left out."""
+"""The rows of a run: their order, their digest, and the rows left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,74 +25,6 @@ from lmm_r1.data.messages import (
     kind_of,
 )
 from lmm_r1.errors import UserError
-
-CurriculumName = Literal["easy_first", "uncertain"]
-UNKNOWN = 0.5
-"""The assumed solve rate of a prompt that nobody has answered yet."""
-LEAST_SHARE = 0.1
-"""The weight of a prompt that is always or never solved, relative to one that is solved half of the time."""
-
-
-class MeasuredCurriculum:
-    """Orders the prompts of an episode by the solve rates measured in earlier episodes."""
-
-    def __init__(self, kind: CurriculumName, *, rows: int) -> None:
-        self.kind = kind
-        self.solved = np.full(rows, np.nan)
-        """The mean score of each prompt's last group, from 0 to 1, (N,); NaN before the first."""
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of `solved` over the prompts that were answered; None before the first."""
-        known = self.solved[~np.isnan(self.solved)]
-        return float(known.mean()) if len(known) else None
-
-    def note(self, places: Sequence[int], solved: Sequence[float | None]) -> None:
-        """Record solve rates of prompts; None keeps the known rate."""
-        for place, rate in zip(places, solved, strict=True):
-            if rate is not None:
-                self.solved[place] = rate
-
-    def load(self, solved: Sequence[float]) -> None:
-        """Continue from `solved` of a stopped run."""
-        assert len(solved) == len(self.solved), "the run's rows are those of its checkpoints"
-        self.solved[:] = solved
-
-    def ordered(self, shuffled: Sequence[int], draw: random.Random) -> list[int]:
-        """Return the indices of the prompts of an episode, N, given a shuffled order of all of them.
-
-        Before anything is measured, that order is returned. `easy_first` sorts it from often to seldom solved. `uncertain`
-        draws from it by `weights`, so that a prompt may occur several times, once or not at all.
-        """
-        if np.isnan(self.solved).all():
-            return list(shuffled)
-        rates = np.where(np.isnan(self.solved), UNKNOWN, self.solved)
-        if self.kind == "easy_first":
-            return sorted(shuffled, key=lambda place: -rates[place])
-        drawn = systematic(weights(rates[np.array(shuffled)]), start=draw.random())
-        order = [shuffled[place] for place in drawn]
-        draw.shuffle(order)
-        return order
-
-
-def weights(rates: np.ndarray) -> np.ndarray:
-    """Return the weights of prompts with these solve rates p, (N,): 4 p (1 - p), the variance of a right answer relative
-    to its maximum, and at least `LEAST_SHARE`, so that all of them are measured again."""
-    inside = np.clip(rates, 0.0, 1.0)
-    return np.maximum(4 * inside * (1 - inside), LEAST_SHARE)
-
-
-def systematic(weighted: np.ndarray, *, start: float) -> list[int]:
-    """Return N indices drawn in proportion to N weights, each its expected number of times rounded down or up.
-
-    Args:
-        start: the offset of the first draw within the first of N intervals, 0 to 1.
-    """
-    count = len(weighted)
-    bounds = np.cumsum(weighted) * count / weighted.sum()
-    places = np.searchsorted(bounds, np.arange(count) + start, side="right")
-    return np.minimum(places, count - 1).tolist()
-
 
 T = TypeVar("T")
 SKIP_BAD_ROWS = "--data.bad_rows skip"
@@ -173,9 +105,14 @@ def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple
         return paths, None
     try:
         values = [float(value) for value in probabilities.split(",")]
-    except ValueError as error:
-        raise UserError(f"--data.prompt_probs {probabilities!r} must be numbers separated by commas") from error
-    _check(values, num_datasets=len(paths))
+    except ValueError:
+        values = []
+    are_shares = all(value >= 0 for value in values) and math.isclose(sum(values), 1.0, abs_tol=1e-4)
+    if len(values) != len(paths) or not are_shares:
+        raise UserError(
+            f"--data.prompt_probs {probabilities}: give one number of 0 or more for each of the {len(paths)} datasets in "
+            "--data.prompt_dataset, separated by commas; they must add up to 1"
+        )
     return paths, values
 
 
@@ -186,11 +123,10 @@ def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | Non
     of `datasets.interleave_datasets(..., stopping_strategy="first_exhausted")` for the same seed.
 
     Raises:
-        UserError: the probabilities do not fit the lists, or a list is empty.
+        UserError: a list is empty.
     """
     if probabilities is None:
         return [row for rows in row_lists for row in rows]
-    _check(probabilities, num_datasets=len(row_lists))
     for number, rows in enumerate(row_lists, start=1):
         if not rows:
             raise UserError(
@@ -209,32 +145,13 @@ def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | Non
     return blended
 
 
-def _check(probabilities: Sequence[float], *, num_datasets: int) -> None:
-    given = ",".join(f"{value:g}" for value in probabilities)
-    if len(probabilities) != num_datasets:
-        raise UserError(
-            f"--data.prompt_probs {given} has {len(probabilities)} numbers but --data.prompt_dataset names "
-            f"{num_datasets} datasets; give one probability for each"
-        )
-    if not all(math.isfinite(value) and value >= 0 for value in probabilities):
-        raise UserError(f"--data.prompt_probs {given} must not be negative")
-    if not math.isclose(sum(probabilities), 1.0, abs_tol=1e-4):
-        raise UserError(
-            f"--data.prompt_probs {given} adds up to {sum(probabilities):g}; the probabilities of the datasets in "
-            "--data.prompt_dataset must add up to 1"
-        )
-
-
 class PromptStream:
-    """Rows in a new order per episode, which depends on the seed, the episode and what a curriculum has measured."""
+    """Rows in a new order per episode, which depends on the seed and the episode."""
 
-    def __init__(
-        self, rows: Sequence[Row], *, seed: int, episodes: int, curriculum: MeasuredCurriculum | None = None
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], *, seed: int, episodes: int) -> None:
         self.rows = rows
         self.seed = seed
         self.episodes = episodes
-        self.curriculum = curriculum
         self.episode = 0
         self.position = 0
         self.taken: list[int] = []
@@ -270,15 +187,6 @@ class PromptStream:
     def _of_batches(self, batch: int) -> int:
         return len(self.rows) // batch * batch
 
-    def measured(self, solved: Sequence[float | None], *, places: Sequence[int] | None = None) -> None:
-        """Record solve rates of rows, 0 to 1; None for rows that nobody answered.
-
-        Args:
-            places: the indices of the rows; None means the rows that were taken last.
-        """
-        if self.curriculum is not None:
-            self.curriculum.note(self.taken if places is None else places, solved)
-
     def has(self, count: int) -> bool:
         """Return whether `count` more rows can be taken; moves to the next episode if this one has too few."""
         while self.episode < self.episodes:
@@ -286,11 +194,6 @@ class PromptStream:
                 return True
             self.next_episode()
         return False
-
-    @property
-    def solved(self) -> float | None:
-        """The mean solve rate of the prompts that were answered; None without a curriculum."""
-        return None if self.curriculum is None else self.curriculum.mean
 
     def next_episode(self) -> bool:
         """Move to the next episode, whatever is left of this one; return whether there is one."""
@@ -302,27 +205,17 @@ class PromptStream:
 
     def state_dict(self) -> dict[str, object]:
         """Return a state for `load_state_dict`, which later changes do not affect."""
-        state: dict[str, object] = {"episode": self.episode, "position": self.position}
-        if self.curriculum is None:
-            return state
-        # The order was made before this episode, whose rates are measured while it goes on.
-        return {**state, "order": list(self._order), "solved": self.curriculum.solved.tolist()}
+        return {"episode": self.episode, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of the same rows."""
         self.episode, self.position = state["episode"], state["position"]
-        # A version without curricula has saved no rates.
-        if self.curriculum is None or "solved" not in state:
-            self._order = self._order_of(self.episode)
-        else:
-            self.curriculum.load(state["solved"])
-            self._order = list(state["order"])
+        self._order = self._order_of(self.episode)
 
     def _order_of(self, episode: int) -> list[int]:
-        draw = random.Random(f"{self.seed}-{episode}")
         order = list(range(len(self.rows)))
-        draw.shuffle(order)
-        return order if self.curriculum is None else self.curriculum.ordered(order, draw)
+        random.Random(f"{self.seed}-{episode}").shuffle(order)
+        return order
 
 
 def check_prompt(row: Row) -> None:

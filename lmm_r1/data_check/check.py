@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
+from statistics import fmean
 from typing import Any
 
 from lmm_r1.config.file_commands import CheckDataConfig, Kind
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import RowFile, read_row_file
-from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import holds_pairs, read_pairs
 from lmm_r1.data.reading import RowReading
+from lmm_r1.data.sample import Completion
 from lmm_r1.data_check.contents import (
     COMMON,
     KINDS,
@@ -31,7 +33,6 @@ from lmm_r1.data_check.contents import (
     spelled_findings,
     views,
 )
-from lmm_r1.data_check.reward_functions import function_findings
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.response_scores import VerifierJudge
 from lmm_r1.scoring.sources import SourceJudge, make_judge
@@ -71,9 +72,9 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     judges = {spec: judge(spec) for spec in config.reward}
     reading = row_reading(config)
     names = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key)
-    overlooked = Overlooked()
+    hidden: dict[str, str] = {}
     kind, file, rows = _read(
-        config, config.file, replace(reading, names=names, overlooked=overlooked), kind=config.kind
+        config, config.file, replace(reading, names=names, hidden_options=hidden), kind=config.kind
     )
     if kind != "prompts" and config.reward != CheckDataConfig.reward:
         raise UserError(
@@ -86,11 +87,11 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         location, what = skipped.finding
         findings.append(Finding(kind="row", index=skipped.index, location=location, what=what))
     for index, row in rows.items():
-        if what := overlooked.options.get(row.location, ""):
+        if what := hidden.get(row.location, ""):
             findings.append(Finding(kind="options", index=index, location=row.location, what=what))
     readable, sizes, found = _read_images(rows, Repeats(others), progress=progress)
     findings += found
-    notes, distributions = [file.summary, *overlooked.notes], []
+    notes, distributions = [file.summary], []
     if sizes:
         distributions = [
             Distribution.of("images per row", list(map(image_count, rows.values()))),
@@ -208,3 +209,40 @@ def _lengths(
     )
     found = [Distribution.of(name, values, limit=limit) for name, values, limit in named if values]
     return found, findings, lengths.notes
+
+
+_THOUGHT = "<think>\nThis is known.\n</think>\n"
+FORMS = ("{}", r"\boxed{{{}}}", _THOUGHT + "<answer>{}</answer>", _THOUGHT + r"<answer>\boxed{{{}}}</answer>")
+"""How responses may write an answer; which of them the function reads is unknown."""
+
+
+def function_findings(rows: Mapping[int, Row], spec: str, judge: SourceJudge) -> tuple[list[Finding], str]:
+    """Return the findings about the rows that have an answer, and what the function gives in general, as a sentence."""
+    findings, best, nothing = [], [], []
+    judged = [(index, row) for index, row in rows.items() if row.answer]
+    outcomes = judge.outcomes([(row, _responses(row)) for _, row in judged])
+    for (index, row), outcome in zip(judged, outcomes, strict=True):
+        kind, what = "gold refused", f"{spec} gives a reward that is not finite"
+        if isinstance(outcome, UserError):
+            what = str(outcome).removeprefix(f"{row.location}: ")
+        elif all(isfinite(score.reward) for score in outcome):
+            *given, empty = [score.reward for score in outcome]
+            best.append(max(given))
+            nothing.append(empty)
+            if max(given) > empty:
+                continue
+            kind = "gold wrong"
+            what = f"{spec} gives the answer {row.answer!r} itself {max(given):g}, no more than an empty response"
+        findings.append(Finding(kind=kind, index=index, location=row.location, what=what))
+    if not best:
+        return findings, f"{spec} judged no row"
+    told = f"{min(best):g} to {max(best):g} (mean {fmean(best):g})"
+    return findings, f"{spec} gives the rows' own answers {told}, and empty responses {fmean(nothing):g} on average"
+
+
+def _responses(row: Row) -> list[Completion]:
+    """Return the row's answer in all forms, and an empty response."""
+    return [
+        Completion(text=text, num_tokens=len(text.split()) + 1, finish_reason="stop")
+        for text in (*(form.format(row.answer) for form in FORMS), "")
+    ]

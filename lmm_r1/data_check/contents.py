@@ -179,58 +179,44 @@ def content_of(row: Row) -> RowContent:
     answer = (
         row.verdict if isinstance(row, JudgedView) else row.answer or _text((row.response or row.messages[-1]).parts)
     )
-    opening = list(itertools.takewhile(lambda message: message.role != "assistant", row.messages))
-    first = len(images_of(opening))
-    digest, asked = hashlib.sha256(), hashlib.sha256()
     sizes: list[tuple[int, int]] = []
-    for message in prompt:
-        digest.update(_normalised(message))
-    for message in opening:
-        if message.role != "system":
-            asked.update(_normalised(message))
+    read: dict[int, bytes] = {}
+
+    def pixels(part: ImagePart | VideoPart) -> bytes:
+        if id(part) not in read:
+            if isinstance(part, ImagePart):
+                image = load_image(part, location=row.location)
+                sizes.append(image.size)
+                shape, data = image.size, image.tobytes()
+            else:
+                frames = load_video(part, location=row.location).frames
+                shape, data = frames.shape, frames.tobytes()
+            read[id(part)] = repr(shape).encode() + hashlib.sha256(data).digest()
+        return read[id(part)]
+
+    def digest(turns: Sequence[Message]) -> bytes:
+        made = hashlib.sha256(b"".join(map(_normalised, turns)))
+        for part in (*images_of(turns), *videos_of(turns)):
+            made.update(pixels(part))
+        return made.digest()
+
+    before = list(itertools.takewhile(lambda message: message.role != "assistant", row.messages))
+    opening = [message for message in before if message.role != "system"]
     try:
-        for part in images_of(row.messages):
-            pixels = _pixels(part, row, sizes)
-            digest.update(pixels)
-            if len(sizes) <= first:
-                asked.update(pixels)
-        for video in videos_of(row.messages):
-            digest.update(_frames(video, row))
-        judged = sorted(_side(turns, row, sizes) for turns in sides_of(row).values())
+        list(map(pixels, images_of(row.messages)))
+        question = digest(prompt)
+        return RowContent(
+            question=question,
+            opening=digest(opening) if images_of(opening) else None,
+            repeated=question + b"".join(sorted(map(digest, sides_of(row).values()))),
+            answer=answer,
+            sizes=tuple(sizes),
+            error=None,
+        )
     except UserError as error:
         return RowContent(
             question=b"", opening=None, repeated=b"", answer=answer, sizes=tuple(sizes), error=str(error)
         )
-    return RowContent(
-        question=digest.digest(),
-        opening=asked.digest() if first else None,
-        repeated=digest.digest() + b"".join(judged),
-        answer=answer,
-        sizes=tuple(sizes),
-        error=None,
-    )
-
-
-def _pixels(part: ImagePart, row: Row, sizes: list[tuple[int, int]]) -> bytes:
-    image = load_image(part, location=row.location)
-    sizes.append(image.size)
-    return repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest()
-
-
-def _frames(part: VideoPart, row: Row) -> bytes:
-    frames = load_video(part, location=row.location).frames
-    return repr(frames.shape).encode() + hashlib.sha256(frames.tobytes()).digest()
-
-
-def _side(turns: tuple[Message, ...], row: Row, sizes: list[tuple[int, int]]) -> bytes:
-    digest = hashlib.sha256()
-    for message in turns:
-        digest.update(_normalised(message))
-    for image in images_of(turns):
-        digest.update(_pixels(image, row, sizes))
-    for video in videos_of(turns):
-        digest.update(_frames(video, row))
-    return digest.digest()
 
 
 def is_conversation(row: Row) -> bool:
@@ -348,9 +334,8 @@ def spelled_findings(rows: Mapping[int, Row], control: re.Pattern[str]) -> Itera
 
 def _messages(row: Row) -> Iterator[Message]:
     yield from row.messages
-    for said in (row.response, row.rejected):
-        if said is not None:
-            yield said
+    if row.response is not None:
+        yield row.response
     if row.prefill:
         yield Message(role="assistant", parts=(TextPart(row.prefill),))
     for turns in sides_of(row).values():

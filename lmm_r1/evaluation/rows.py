@@ -17,10 +17,9 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, SkippedRow, TextPart, check_asks, images_of
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
-from lmm_r1.data.recipes import get_recipe, recipe_names
-from lmm_r1.data.recipes.mapping import check_embedded_images, map_record
+from lmm_r1.data.recipes import Recipe, SuiteSampling, get_recipe, recipe_names
+from lmm_r1.data.recipes.mapping import RecordView, check_embedded_images
 from lmm_r1.data.recipes.preparation import read_manifest
-from lmm_r1.data.recipes.recipe import Recipe, RecordView, SuiteSampling
 from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
@@ -78,10 +77,10 @@ def load_suite(
             if max_rows is not None and len(rows) + len(skipped) == max_rows:
                 break
             try:
-                columns, location, _ = record
-                if RecordView(columns, recipe=recipe, location=location).failed_filter() is not None:
+                view = RecordView(record, recipe=recipe, finder=finder)
+                if view.failed_filter() is not None:
                     continue
-                row = map_record(record, recipe=recipe, finder=finder)
+                row = view.row()
                 check_embedded_images(row)
                 rows[index] = row
             except UserError as error:

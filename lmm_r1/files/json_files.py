@@ -144,36 +144,6 @@ def write_json_object(path: Path, record: Mapping[str, object]) -> None:
     write_atomically(path, text=json.dumps(record, indent=2) + "\n")
 
 
-def text_field(record: dict[str, object], key: str, *, place: str) -> str:
-    """Return a required string."""
-    value = record.get(key)
-    if not isinstance(value, str):
-        raise UserError(f"{place}: {key} must be a string, found {_shown(record, key)}")
-    return value
-
-
-def count_field(record: dict[str, object], key: str, *, place: str) -> int:
-    """Return a required integer, at least 0."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_COUNT:
-        raise UserError(f"{place}: {key} must be an integer, at least 0, found {_shown(record, key)}")
-    return value
-
-
-def number_field(record: dict[str, object], key: str, *, place: str) -> float | None:
-    """Return a number; None if the key is absent, or the value is null, not finite or too large to calculate with."""
-    value = record.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{place}: {key} must be a number, found {_shown(record, key)}")
-    return float(value) if -LARGEST_NUMBER <= value <= LARGEST_NUMBER else None
-
-
-def _shown(record: dict[str, object], key: str) -> str:
-    return repr(record[key])[:80] if key in record else "nothing"
-
-
 def _finite(value: object) -> float | None:
     if value is None:
         return None
@@ -194,12 +164,27 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def checked(kind: type[T], record: object, *, place: str) -> T:
-    """Return an object of JSON as the dataclass `kind`, without unknown keys; raises UserError with the wrong field."""
+    """Return a value of JSON as `kind`, a dataclass without unknown keys; raises UserError with the wrong field."""
     try:
         adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
         checked_record = adapter.validate_python(record)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise UserError(f"{place}: {field}: {first['msg']}, found {first['input']!r:.80}; write it again") from error
+        field = ": ".join([place, *([".".join(map(str, first["loc"]))] if first["loc"] else [])])
+        raise UserError(f"{field}: {first['msg']}, found {first['input']!r:.80}; write it again") from error
     return checked_record
+
+
+def text_field(record: Mapping[str, object], key: str, *, place: str) -> str:
+    """Return a required string."""
+    return checked(str, record.get(key), place=f"{place}: {key}")
+
+
+def count_field(record: Mapping[str, object], key: str, *, place: str) -> int:
+    """Return a required integer, at least 0."""
+    return checked(cast(type[int], Count), record.get(key), place=f"{place}: {key}")
+
+
+def number_field(record: Mapping[str, object], key: str, *, place: str) -> float | None:
+    """Return a number; None if the key is absent, or the value is null, not finite or too large to calculate with."""
+    return checked(cast(type[float | None], Number), record.get(key), place=f"{place}: {key}")

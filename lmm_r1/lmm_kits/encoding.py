@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, to_chat
-from lmm_r1.data.templates import FILES, BoundedEnvironment
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,20 +117,11 @@ def check_image_marks(text: str, *, mark: str, media_tokens: Sequence[str], give
         raise UserError(f"the text holds {written} marks {mark} for {given} images; write one for each")
 
 
-# In the order in which transformers takes them.
-_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "processor_config.json", "tokenizer_config.json")
-
-
 def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise UserError if a checkpoint has no vocabulary or no usable chat template.
 
     Transformers reports neither: it makes an empty tokenizer, and it reads a template only when the template is used.
     """
-    import jinja2
-    from transformers.utils import chat_template_utils
-
-    # transformers renders the templates of all checkpoints in this environment.
-    chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"{path}: no tokenizer in this checkpoint; copy the original model's tokenizer files into it")
     if processor.chat_template is None:
@@ -140,14 +129,9 @@ def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str)
             f"{path}: no chat template in this checkpoint; copy the original model's chat_template.jinja (or the "
             "tokenizer_config.json or chat_template.json that holds it) into it"
         )
-    if isinstance(text := processor.chat_template, str):
-        files = [file for name in _TEMPLATE_FILES if (file := Path(path, name)).is_file()]
-        written = text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
-        held = (file for file in files if any(form in file.read_text("utf-8") for form in written))
-        FILES[text] = str(next(held, f"the chat template given for {path}"))
     try:
         processor.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
-    except jinja2.TemplateError as error:
+    except Exception as error:  # templates raise what they like
         raise UserError(f"{path}: the chat template of this checkpoint is broken ({error}); correct it") from error
 
 
@@ -168,7 +152,7 @@ def placed(location: str) -> Iterator[None]:
 
     try:
         yield
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError) as error:
         raise UserError(
             f"{location}: the checkpoint's chat template refuses the conversation ({error}); write the turns as the template "
             "takes them, or take the row out"

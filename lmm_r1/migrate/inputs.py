@@ -10,7 +10,6 @@ from typing import NamedTuple
 import yaml
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.openrlhf import TABLES, dotted_table
 from lmm_r1.migrate.r1_v import R1_V
@@ -159,7 +158,7 @@ def _read(path: Path) -> str:
         raise UserError(f"{path}: not a UTF-8 text file; convert it to UTF-8") from error
 
 
-class _Loader(SafeLoader):
+class _Loader(yaml.SafeLoader):
     """Reads `1e-6` as a number, as OmegaConf does."""
 
 

@@ -34,7 +34,6 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
-from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.records.metrics import (
     EVALUATION_FILE,
     METRICS_FILE,
@@ -488,7 +487,7 @@ def chained(runs: Sequence[Run]) -> Run | None:
 def _trained_from(stage: Stage) -> str | None:
     """Return the model of the stage's settings."""
     try:
-        settings = yaml.load(stage.settings or "", Loader=SafeLoader)
+        settings = yaml.load(stage.settings or "", Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         return None
     sections = (settings.get(name) for name in ("actor", "model")) if isinstance(settings, dict) else ()
@@ -505,7 +504,7 @@ def trained_reading(models: Sequence[str]) -> tuple[str | None, int | None]:
     found = (Path(model).absolute() for model in reversed(models) if Path(model).is_dir())
     for file in (folder / SETTINGS_FILE for path in found for folder in (path, *path.parents[:2])):
         try:
-            settings = yaml.load(file.read_text(encoding="utf-8"), SafeLoader)
+            settings = yaml.load(file.read_text(encoding="utf-8"), yaml.SafeLoader)
             prompt, pixels = (settings["data"].get(name) for name in ("system_prompt", "max_pixels"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
             continue  # not the model of a run

@@ -13,7 +13,6 @@ import yaml
 
 from lmm_r1.evaluation.page_parts import moment, percent_text
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.files.yaml_loaders import BaseLoader
 from lmm_r1.records.metrics import EvaluatedCheckpoint, FileScores
 from lmm_r1.records.run_folder import ERROR_FILE, Run, Stage
 from lmm_r1.report.rollout_sample import RolloutSample
@@ -244,7 +243,7 @@ def _settings(text: str | None) -> dict[str, str] | None:
         return None
     try:
         # The base loader keeps values as they are written: 1e-6 stays 1e-6, and 2026-01-31 does not become a date.
-        settings = yaml.load(text, Loader=BaseLoader)
+        settings = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:
         return None
     return _flat(settings) if isinstance(settings, dict) else None

@@ -151,8 +151,6 @@ class RLRun:
         """Return the metrics of a step that come from the run around it."""
         now, rollout, config = time.perf_counter(), made.rollout, self.config
         metrics: dict[str, float] = {"timing/generation": made.ended - made.began, "timing/step_total": now - began}
-        if made.solved is not None:
-            metrics["prompts_solved"] = made.solved
         samples = [sample for group in rollout.groups for sample in group]
         if config.train.async_enable or config.rollout.oversample > 1:
             metrics |= ages(samples, updates=self.step - 1)

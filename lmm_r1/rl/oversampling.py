@@ -19,7 +19,7 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.filtering import Gathered, GroupFilter
 from lmm_r1.rl.model_groups import worker_errors
-from lmm_r1.rl.rollouts import KitSamplesGenerator, group_settings, silence_watch, solve_rate
+from lmm_r1.rl.rollouts import KitSamplesGenerator, group_settings, silence_watch
 
 if TYPE_CHECKING:
     from lmm_r1.rl.ahead import ReferenceAhead
@@ -173,7 +173,6 @@ class OversamplingGenerator(KitSamplesGenerator):
                     continue
                 assert group.samples is not None, "`take` returns finished groups"
                 gathered.asked += 1
-                prompts.measured([solve_rate(group.samples)], places=[group.place])
                 if ahead is not None:
                     self._hand_ahead(ahead, settings, group.samples)
                 self._add(gathered, group.samples, settings)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -104,8 +103,6 @@ class MadeRollout:
     began: float
     ended: float
     """When its generation began and ended, by `time.perf_counter`."""
-    solved: float | None = None
-    """How often prompts were solved so far, measured by a curriculum; None without one."""
     waited_s: float = 0.0
     """How long the engines were idle before it, because it would have been too far ahead of the update."""
 
@@ -249,7 +246,6 @@ class KitSamplesGenerator:
             gathered.asked += len(rows)
             finished = None if ahead is None else partial(self._hand_ahead, ahead, settings)
             found = self.generate(rows, settings, finished=finished, first=first)
-            prompts.measured([solve_rate(group) for group in found])
             for group in found:
                 self._add(gathered, group, settings)
             gathered.check(rows=len(prompts.rows), max_len=self.settings.max_len)
@@ -378,12 +374,6 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         pictures=config.train.plays and config.logger.rollouts_per_step > 0,
         greedy=config.algo.advantage.estimator == "remax",
     )
-
-
-def solve_rate(group: Sequence[Sample]) -> float | None:
-    """Return the mean score of a group; None if it has no samples, or no scores because a reward model gives them later."""
-    scores = [sample.reward.score for sample in group if sample.reward is not None]
-    return fmean(scores) if scores else None
 
 
 def with_all_logs(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

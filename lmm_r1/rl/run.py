@@ -30,7 +30,6 @@ from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.reading import told_prompt
 from lmm_r1.data.training_rows import (
     KeptRows,
-    MeasuredCurriculum,
     PromptStream,
     check_prompt,
     dataset_paths,
@@ -297,9 +296,7 @@ def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None
 
 def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
     """Return the stream of rows in the order in which a run takes them."""
-    kind = config.data.curriculum
-    curriculum = None if kind == "off" else MeasuredCurriculum(kind, rows=len(rows))
-    return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes, curriculum=curriculum)
+    return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes)
 
 
 def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], Row]) -> KeptRows[Row]:

@@ -103,7 +103,6 @@ def make_rollout(learner: Learner, step: int) -> MadeRollout | None:
         position=generator.position(prompts),
         began=began,
         ended=time.perf_counter(),
-        solved=prompts.solved,
     )
 
 

@@ -17,8 +17,6 @@ from lmm_r1.files.user_code import function_file, load_user_function
 Split = Literal["train", "test"]
 Modality = Literal["text", "image", "mixed"]
 TEST_SHARE = 0.2
-LEVELS = range(1, 6)
-"""The difficulties of each task, from the easiest on."""
 # The module of each task, imported on demand, and the name of the task with its default settings there.
 TASKS = {
     "digits": "digits:TASK",
@@ -57,9 +55,6 @@ class Task(Protocol):
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     """It is a dataclass, whose fields are its settings."""
 
-    def at_difficulty(self, level: int) -> Task:
-        """The task with the settings of one of `LEVELS`."""
-
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows: the same for the same arguments, and the first of them the same for a larger `rows`.
 
@@ -73,9 +68,6 @@ class UserTask:
 
     source: str
     rows_of: Callable[[Split, Modality, int, int], Iterable[TaskRow]]
-
-    def at_difficulty(self, level: int) -> Task:
-        raise UserError(f"{self.source} has options instead of a difficulty: {self.source}?option={level}")
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         for row in self.rows_of(split, modality, rows, seed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,13 @@ BOARD = 122
 CHALK = 255
 SCAN_PX = 8
 _MOST_INK = 16.0
+COLUMNS = 3
+"""Of cells on an image, each with one digit: their order is from left to right."""
+CELL_PX = 28
+"""Pixels on a cell's side: one visual token of a ViT with patches of 14 pixels merged 2x2."""
+MIN_DIGIT_PX, MAX_DIGIT_PX = 22, 26
+JITTER_PX = 2
+"""The largest distance of a digit from its cell's centre; it is smaller for digits that would leave the cell."""
 _SCANS = Path(__file__).with_name("digits.csv.gz")
 Question = Literal["sum", "sort"]
 QUESTIONS: tuple[Question, ...] = ("sum", "sort")
@@ -64,72 +71,30 @@ class Placement:
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """A page of cells: each digit is inside its own cell.
-
-    Each digit also has its own column, at any height, so that their order is from left to right.
-    """
-
-    cells: int = 3
-    """Columns of cells."""
-    rows: int | None = None
-    """Rows of cells; None is a square page. With one row the digits form a line."""
-    cell_px: int = 28
-    """Pixels on a cell's side; 28 is one visual token of a ViT with patches of 14 pixels merged 2x2."""
-    min_digit_px: int = 22
-    max_digit_px: int = 26
-    jitter_px: int = 2
-    """The largest distance of a digit from its cell's centre; it is smaller for digits that would leave the cell."""
-
-    def __post_init__(self) -> None:
-        if not SCAN_PX <= self.min_digit_px <= self.max_digit_px <= self.cell_px:
-            raise ValueError(
-                f"digits of {self.min_digit_px} to {self.max_digit_px} px must be at least {SCAN_PX} px and fit "
-                f"a cell of {self.cell_px} px"
-            )
-        if not 1 <= self.heights <= self.cells:
-            raise ValueError(
-                f"a page of {self.heights} rows of cells: 1 to {self.cells}, as many as columns, are known"
-            )
-
-    @property
-    def heights(self) -> int:
-        """In how many rows a digit may lie."""
-        return self.cells if self.rows is None else self.rows
-
-    @property
-    def size_px(self) -> tuple[int, int]:
-        """Width and height."""
-        return self.cells * self.cell_px, self.heights * self.cell_px
-
-    def place(self, digits: tuple[int, ...], *, split: Split, rng: random.Random) -> list[Placement]:
-        """Random scans of `digits` in reading order: one in each column from the left, each in a random row of cells.
-
-        At most `cells` digits; with fewer the columns at the right stay empty.
-        """
-        assert len(digits) <= self.cells, "the task bounds its digits by the page's columns"
-        return [self._in_column(column, digit, split=split, rng=rng) for column, digit in enumerate(digits)]
-
-    def _in_column(self, column: int, digit: int, *, split: Split, rng: random.Random) -> Placement:
-        row = rng.randrange(self.heights)
-        size = rng.randint(self.min_digit_px, self.max_digit_px)
-        margin = (self.cell_px - size) // 2
-        reach = min(self.jitter_px, margin)
-        return Placement(
+def placed(digits: tuple[int, ...], *, rows: int, split: Split, rng: random.Random) -> list[Placement]:
+    """Random scans of digits from left to right, each in a column and in a random row of cells of its own."""
+    placements = []
+    for column, digit in enumerate(digits):
+        row, size = rng.randrange(rows), rng.randint(MIN_DIGIT_PX, MAX_DIGIT_PX)
+        margin = (CELL_PX - size) // 2
+        reach = min(JITTER_PX, margin)
+        placement = Placement(
             scan_index=rng.choice(scan_indices(split)[digit]),
-            left=column * self.cell_px + margin + rng.randint(-reach, reach),
-            top=row * self.cell_px + margin + rng.randint(-reach, reach),
+            left=column * CELL_PX + margin + rng.randint(-reach, reach),
+            top=row * CELL_PX + margin + rng.randint(-reach, reach),
             size=size,
         )
+        placements.append(placement)
+    return placements
 
-    def draw(self, placements: list[Placement]) -> Image.Image:
-        """The page in grey with each scan enlarged to its size."""
-        page = Image.new("L", self.size_px, BOARD)
-        for placement in placements:
-            enlarged = scan(placement.scan_index).resize((placement.size, placement.size), Image.Resampling.BICUBIC)
-            page.paste(enlarged, (placement.left, placement.top))
-        return page
+
+def drawn(placements: list[Placement], *, size_px: tuple[int, int]) -> Image.Image:
+    """The board in grey with each scan enlarged to its size."""
+    board = Image.new("L", size_px, BOARD)
+    for placement in placements:
+        enlarged = scan(placement.scan_index).resize((placement.size, placement.size), Image.Resampling.BICUBIC)
+        board.paste(enlarged, (placement.left, placement.top))
+    return board
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,27 +117,28 @@ class DigitsTask:
     """How many of the rows in modality `mixed` have an image, 0 to 1, evenly spread over the rows."""
     spelled_share: float = 0.5
     """How many of a text row's digits are words; the others are symbols."""
-    page: Page = field(default_factory=Page)
-    page_rows: int | None = None
-    """Rows of cells of the page; None is the page's. With one row the digits of an image form a line."""
+    page_rows: int = COLUMNS
+    """Rows of cells of an image; with one row its digits form a line."""
     board_width: int | None = None
-    """Pixels of an image's width, whose left the page takes; None is the page's. With the size that a model's image
+    """Pixels of an image's width, whose left the cells take; None is theirs. With the size that a model's image
     processor scales to, the cells stay as large as they are drawn."""
     board_height: int | None = None
-    """Pixels of an image's height, whose top the page takes; None is the page's."""
+    """Pixels of an image's height, whose top the cells take; None is theirs."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_digits <= self.max_digits <= self.page.cells:
+        if not 1 <= self.min_digits <= self.max_digits <= COLUMNS:
             raise ValueError(
                 f"{self.min_digits} to {self.max_digits} digits: at least one is needed, the most must not be below "
-                f"the fewest, and the page has {self.page.cells} columns of one digit each"
+                f"the fewest, and an image has {COLUMNS} columns of one digit each"
             )
         if self.max_image_digits is not None and not 1 <= self.max_image_digits <= self.max_digits:
             raise ValueError(
                 f"at most {self.max_image_digits} digits in an image: it must be at least one and no more than the "
                 f"{self.max_digits} that a row may have"
             )
-        (board_width, board_height), (width, height) = self.board_px, self.paper.size_px
+        if not 1 <= self.page_rows <= COLUMNS:
+            raise ValueError(f"a page of {self.page_rows} rows of cells: 1 to {COLUMNS} are known")
+        (board_width, board_height), (width, height) = self.board_px, self._page_px
         if board_width < width or board_height < height:
             raise ValueError(
                 f"a board of {board_width} x {board_height} px is smaller than the page of {width} x {height} px"
@@ -180,22 +146,17 @@ class DigitsTask:
         check_image_share(self.image_share)
 
     @property
-    def paper(self) -> Page:
-        """The page with the task's number of rows."""
-        return self.page if self.page_rows is None else replace(self.page, rows=self.page_rows)
+    def _page_px(self) -> tuple[int, int]:
+        return COLUMNS * CELL_PX, self.page_rows * CELL_PX
 
     @property
     def board_px(self) -> tuple[int, int]:
         """Width and height of an image."""
-        width, height = self.paper.size_px
+        width, height = self._page_px
         return (
             width if self.board_width is None else self.board_width,
             height if self.board_height is None else self.board_height,
         )
-
-    def at_difficulty(self, level: int) -> DigitsTask:
-        """The task with as many digits as the level, side by side on its page."""
-        return replace(self, min_digits=level, max_digits=level, page=replace(self.page, cells=max(3, level)))
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream; `mixed` spreads image rows by `image_share`."""
@@ -227,9 +188,7 @@ class DigitsTask:
         return _TEXT_PROMPTS[question].format(listed)
 
     def _as_image(self, question: Question, digits: tuple[int, ...], *, split: Split, rng: random.Random) -> Parts:
-        page = self.paper.draw(self.paper.place(digits, split=split, rng=rng))
-        board = Image.new("L", self.board_px, BOARD)
-        board.paste(page)
+        board = drawn(placed(digits, rows=self.page_rows, split=split, rng=rng), size_px=self.board_px)
         return [{"type": "image", "image": board}, {"type": "text", "text": _IMAGE_PROMPTS[question]}]
 
 

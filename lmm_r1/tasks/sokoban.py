@@ -110,10 +110,6 @@ class SokobanTask:
     def _inner_walls(self) -> int:
         return round((self.height - 2) * (self.width - 2) * self.wall_share)
 
-    def at_difficulty(self, level: int) -> SokobanTask:
-        """The task with as many pushes as the level or one more."""
-        return replace(self, min_pushes=level, max_pushes=level + 1)
-
     def make(self, rng: random.Random, *, split: Split) -> tuple[Level, tuple[Move, ...]]:
         """Return a random level within the bounds, with a shortest solution; raises UserError if none was found."""
         inside = [(row, column) for row in range(1, self.height - 1) for column in range(1, self.width - 1)]

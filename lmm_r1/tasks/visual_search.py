@@ -1,7 +1,7 @@
 """The task `visual_search`: find what is on the tile of one colour, which is only visible in a closer view of the picture.
 
-The picture is `view_px * block_px` square and is first shown at `view_px`: one block of the picture is one pixel then. What is
-asked, a digit or a letter, fills no more than one block, and its ink and the plate it stands on have
+The picture is `view_px * block_px` square and is first shown at `view_px`: one block of the picture is one pixel then. The digit
+fills no more than one block, and its ink and the plate it stands on have
 together the colour of the tile: the pixel that is left of it says nothing. Noise of whole blocks covers what a filter that is
 wider than a block carries over to the pixels beside it. A crop that is shown at the picture's own resolution has all of it.
 
@@ -15,7 +15,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,10 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
-from lmm_r1.tasks.glyphs import GLYPH_HEIGHT, GLYPH_WIDTH, glyph
 
-Asked = Literal["digit", "letter"]
-ASKED: tuple[Asked, ...] = get_args(Asked)
 Style = Literal["fine", "coarse"]
 STYLES: tuple[Style, ...] = get_args(Style)
 Rgb = tuple[int, int, int]
@@ -41,10 +38,18 @@ TILES: dict[str, Rgb] = {
 BACKGROUND: Rgb = (128, 128, 128)
 _INK: dict[Style, int] = {"fine": 48, "coarse": 64}
 """What ink adds to the tile."""
-_VALUES: dict[Asked, tuple[str, ...]] = {"digit": tuple("0123456789"), "letter": tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}
-_PROMPTS: dict[Asked, str] = {
-    "digit": "Which digit is on the {tile} tile?",
-    "letter": "Which letter is on the {tile} tile?",
+# Digits as 5x7 dots: drawn the same on every machine, whatever fonts it has.
+_GLYPHS = {
+    "0": ".###. #...# #..## #.#.# ##..# #...# .###.",
+    "1": "..#.. .##.. ..#.. ..#.. ..#.. ..#.. .###.",
+    "2": ".###. #...# ....# ...#. ..#.. .#... #####",
+    "3": ".###. #...# ....# ..##. ....# #...# .###.",
+    "4": "...#. ..##. .#.#. #..#. ##### ...#. ...#.",
+    "5": "##### #.... ####. ....# ....# #...# .###.",
+    "6": "..##. .#... #.... ####. #...# #...# .###.",
+    "7": "##### ....# ...#. ..#.. .#... .#... .#...",
+    "8": ".###. #...# #...# .###. #...# #...# .###.",
+    "9": ".###. #...# #...# .#### ....# ...#. .##..",
 }
 NOISE = 24
 """Each block is lighter or darker by up to so much."""
@@ -79,8 +84,6 @@ class VisualSearchTask:
     picture) and `crop` (the same of a crop that has the tile in its middle and can be read).
     """
 
-    asked: Asked = "digit"
-    """The symbols on the tiles."""
     view_px: int = 112
     """Pixels on the picture's side as it is first shown; a row asks for no more. A multiple of 28 suits most models."""
     block_px: int = 9
@@ -98,8 +101,6 @@ class VisualSearchTask:
 
     def __post_init__(self) -> None:
         check_image_share(self.image_share)
-        if self.asked not in ASKED:
-            raise ValueError(f"asked {self.asked}: it must be one of {', '.join(ASKED)}")
         if self.style not in STYLES:
             raise ValueError(f"style {self.style}: it must be one of {', '.join(STYLES)}")
         if self.cell_blocks < CELL_BLOCKS or self.cell_blocks % CELL_BLOCKS:
@@ -144,10 +145,6 @@ class VisualSearchTask:
         """Blocks on a tile's side."""
         return self.cell_blocks // CELL_BLOCKS * TILE_BLOCKS
 
-    def at_difficulty(self, level: int) -> VisualSearchTask:
-        """The task with 16 more distractors per level."""
-        return replace(self, distractors=16 * level)
-
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream."""
         for index in range(rows):
@@ -158,7 +155,7 @@ class VisualSearchTask:
             yield TaskRow(
                 messages=[{"role": "user", "content": self._content(kind, target, others, rng=rng)}],
                 answer=target.value,
-                datasource=f"visual_search_{kind}_{self.asked}",
+                datasource=f"visual_search_{kind}_digit",
                 solution=solution,
                 turns=(self._call(target, index=index, seed=seed), solution) if kind == "image" else (),
                 columns={"box": self.box(target), "crop": self.crop(target)} if kind == "image" else {},
@@ -183,14 +180,12 @@ class VisualSearchTask:
         """The tile of the question and the others, each in its own cell."""
         places = [(row, column) for row in range(self._cells) for column in range(self._cells)]
         while True:
-            colour, value, (row, column) = rng.choice(list(TILES)), rng.choice(_VALUES[self.asked]), rng.choice(places)
-            if split_of(f"search {self.asked} {colour} {value} {row} {column} of {self._cells}") == split:
+            colour, value, (row, column) = rng.choice(list(TILES)), rng.choice(list(_GLYPHS)), rng.choice(places)
+            if split_of(f"search digit {colour} {value} {row} {column} of {self._cells}") == split:
                 break
         free = rng.sample([place for place in places if place != (row, column)], self.distractors)
         colours = [name for name in TILES if name != colour]
-        others = [
-            self._placed(*place, rng.choice(colours), rng.choice(_VALUES[self.asked]), rng=rng) for place in free
-        ]
+        others = [self._placed(*place, rng.choice(colours), rng.choice(list(_GLYPHS)), rng=rng) for place in free]
         return self._placed(row, column, colour, value, rng=rng), others
 
     def _placed(self, row: int, column: int, colour: str, value: str, *, rng: random.Random) -> Tile:
@@ -205,7 +200,7 @@ class VisualSearchTask:
     def _content(
         self, kind: Literal["text", "image"], target: Tile, others: list[Tile], *, rng: random.Random
     ) -> str | Parts:
-        question = _PROMPTS[self.asked].format(tile=target.colour)
+        question = f"Which digit is on the {target.colour} tile?"
         tiles = [target, *others]
         if kind == "text":
             rng.shuffle(tiles)
@@ -268,10 +263,11 @@ class VisualSearchTask:
 
 
 def marks(symbol: str, *, ink: int = _INK["fine"]) -> NDArray[np.int16]:
-    """What a digit or a letter adds to its block, `(9, 9)`: its ink, and a plate that makes the sum 0."""
+    """What a digit adds to its block, `(9, 9)`: its ink, and a plate that makes the sum 0."""
     inked = np.zeros((DOTS, DOTS), dtype=bool)
-    top, left = (DOTS - GLYPH_HEIGHT) // 2, (DOTS - GLYPH_WIDTH) // 2
-    inked[top : top + GLYPH_HEIGHT, left : left + GLYPH_WIDTH] = glyph(symbol)
+    glyph = np.array([[dot == "#" for dot in row] for row in _GLYPHS[symbol].split()])
+    top, left = ((DOTS - side) // 2 for side in glyph.shape)
+    inked[top : top + glyph.shape[0], left : left + glyph.shape[1]] = glyph
     plate = int((~inked).sum())
     share, rest = divmod(-ink * int(inked.sum()), plate)
     added = np.full((DOTS, DOTS), ink, dtype=np.int16)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -52,7 +53,7 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("url", "told"), attacks("urls"))
 def test_a_url_is_refused_before_anything_is_connected(url, told, monkeypatch):
-    monkeypatch.setattr(socket, "create_connection", lambda *given, **named: pytest.fail("it was connected"))
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", lambda *given, **named: pytest.fail("it was connected"))
     with pytest.raises(RefusedURL) as refused:
         fetch(url)
     assert told in str(refused.value)
@@ -64,7 +65,7 @@ def test_a_url_is_refused_where_a_proxy_would_look_it_up(url, told, monkeypatch)
         fetching.urllib.request, "getproxies", lambda: dict.fromkeys(("http", "https"), "http://proxy:1")
     )
     monkeypatch.setattr(fetching.urllib.request, "proxy_bypass", lambda host: False)
-    monkeypatch.setattr(socket, "create_connection", lambda *given, **named: pytest.fail("it was connected"))
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", lambda *given, **named: pytest.fail("it was connected"))
     with pytest.raises(RefusedURL) as refused:
         fetch(url)
     assert told in str(refused.value)

@@ -6,11 +6,10 @@ import pytest
 from helpers.tables import frozen
 
 from lmm_r1.data.files import read_records
-from lmm_r1.data.formats import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, TextPart, describe, images_of
-from lmm_r1.data.preferences import read_pairs
+from lmm_r1.data.preferences import PREFERENCE_ROWS, read_pairs
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 
 SAMPLES = Path(__file__).resolve().parents[2] / "datasets" / "samples" / "judged"

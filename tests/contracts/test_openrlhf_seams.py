@@ -42,7 +42,6 @@ PATCHES = {
     "vllm._custom_ops:create_onednn_mm": "lmm_r1.cpu:_pack_alike",
     "vllm._custom_ops:create_onednn_scaled_mm": "lmm_r1.cpu:_pack_alike",
     "vllm.utils.cpu_triton_utils:expand_kernel": "lmm_r1.cpu:_mend_guesses",
-    "transformers.utils.chat_template_utils:ImmutableSandboxedEnvironment": "lmm_r1.lmm_kits.encoding:check_chat",
     "ray._private.ray_constants:ENABLE_RAY_CLUSTER": "lmm_r1.cluster.nodes:on_loopback",
     "deepspeed.runtime.zero:Init": "lmm_r1.host.models:weights_alone_cast",
     "deepspeed.comm.torch:build_shm_op": "lmm_r1.host.seams:prepare_training",

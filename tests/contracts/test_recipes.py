@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from helpers.recipe_samples import PREFERENCE_SAMPLES, SAMPLES, RecipeSample, png
+from helpers.recipe_samples import SAMPLES, RecipeSample, png
 
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.recipes import get_recipe, recipe_names
-from lmm_r1.data.recipes.mapping import check_embedded_images, map_preference, map_record
-from lmm_r1.data.recipes.recipe import RecordView
+from lmm_r1.data.recipes.mapping import RecordView, check_embedded_images
 from remote_rm.verifier import Item
 
 
@@ -17,7 +16,7 @@ def mapped(name: str, sample: RecipeSample, folder: Path) -> Row:
     for file in sample.files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(png())
-    return map_record((dict(sample.record), "rows line 1", folder), recipe=get_recipe(name))
+    return RecordView((dict(sample.record), "rows line 1", folder), recipe=get_recipe(name)).row()
 
 
 def user_text(row: Row) -> str:
@@ -26,8 +25,7 @@ def user_text(row: Row) -> str:
 
 
 def test_every_recipe_has_a_sample_and_every_sample_a_recipe():
-    assert set(recipe_names()) == set(SAMPLES) | set(PREFERENCE_SAMPLES)
-    assert [name for name in recipe_names() if get_recipe(name).format is not None] == sorted(PREFERENCE_SAMPLES)
+    assert set(recipe_names()) == set(SAMPLES)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -42,11 +40,11 @@ def test_a_recipe_makes_a_valid_row_of_a_record_in_its_published_columns(name, t
     assert row.datasource == (f"{name}/{sample.group}" if sample.group else name)
     if sample.answer != "?":
         assert row.answer == sample.answer
-    view = RecordView(sample.record, recipe=recipe, location="rows line 1")
+    view = RecordView((dict(sample.record), "rows line 1", tmp_path), recipe=recipe)
     assert view.failed_filter() is None
     assert bool(sample.filtered) == bool(recipe.where)
     if sample.filtered:
-        view = RecordView({**sample.record, **sample.filtered}, recipe=recipe, location="rows line 1")
+        view = RecordView(({**sample.record, **sample.filtered}, "rows line 1", tmp_path), recipe=recipe)
         assert view.failed_filter() in sample.filtered
 
 
@@ -63,24 +61,11 @@ def test_the_verifiers_of_a_recipe_know_its_answer_from_another(name, tmp_path):
         assert (right.parts["accuracy"], wrong.parts["accuracy"]) == (1.0, 0.0), spec
 
 
-@pytest.mark.parametrize("name", PREFERENCE_SAMPLES)
-def test_a_recipe_of_preferences_makes_a_pair_of_a_record_in_its_published_columns(name, tmp_path):
-    sample = PREFERENCE_SAMPLES[name]
-    for file in sample.files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_bytes(png())
-    row = map_preference((dict(sample.record), "rows line 1", tmp_path), recipe=get_recipe(name))
-    (asked,), (better,), (worse,) = row.messages, row.chosen, row.rejected
-    assert len(images_of(row.messages)) == 1
-    assert [side.parts for side in (better, worse)] == [(TextPart(text),) for text in (sample.chosen, sample.rejected)]
-    assert (asked.parts[-1], row.margin, row.datasource) == (TextPart("How many?"), sample.margin, name)
-
-
 def test_choices_are_put_in_an_order_that_is_always_the_same_and_not_always_the_first(tmp_path):
     letters = []
     for number in range(12):
         record = dict(SAMPLES["gpqa_diamond"].record) | {"Correct Answer": f"right {number}"}
-        rows = [map_record((record, "l", tmp_path), recipe=get_recipe("gpqa_diamond")) for _ in range(2)]
+        rows = [RecordView((record, "l", tmp_path), recipe=get_recipe("gpqa_diamond")).row() for _ in range(2)]
         assert rows[0] == rows[1]
         line = next(line for line in user_text(rows[0]).splitlines() if f"right {number}" in line)
         assert line == f"({rows[0].answer}) right {number}"

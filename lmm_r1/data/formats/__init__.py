@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from lmm_r1.data.formats.chats import CHATS
-from lmm_r1.data.formats.judged import PREFERENCES, RESPONSES
 from lmm_r1.data.formats.problems import PROBLEMS
 from lmm_r1.data.formats.row_format import ColumnNames, Fields, Record, RowFields, RowFormat, Unreadable
 from lmm_r1.errors import UserError
@@ -43,12 +42,12 @@ class FormatSet(Generic[Fields]):
         for columns in self.refused:
             if columns <= names - {named.answer}:
                 raise UserError(
-                    f"{file}: by its columns {', '.join(sorted(columns))} it also holds undesirable responses; leave these "
-                    f"rows out, and choose how to read the others with {choose}"
+                    f"{file}: by its columns {', '.join(sorted(columns))} it also holds undesirable responses; train on pairs "
+                    f"with train_dpo, or leave these rows out and choose how to read the others with {choose}"
                 )
-        fitting = self._fitting(names)
+        fitting = [one for one in self.formats if one.fits(names)]
         if not fitting and named.answer is not None and names & {named.answer, named.answer.partition(".")[0]}:
-            fitting = self._fitting(names | {"answer"})
+            fitting = [one for one in self.formats if one.fits(names | {"answer"})]
         if len(fitting) > 1:
             choices = " and ".join(f"{row_format.name} ({row_format.wants})" for row_format in fitting)
             raise UserError(f"{file}: its columns fit the row formats {choices}; choose one with {choose}")
@@ -59,10 +58,6 @@ class FormatSet(Generic[Fields]):
                 f"columns with {', '.join(map(named.flag, self.keys))}, or rename them. The formats and their columns: {shapes}"
             )
         return fitting[0] if fitting else self.own
-
-    def _fitting(self, names: set[str]) -> list[RowFormat[Fields]]:
-        fitting = [row_format for row_format in self.formats if row_format.fits(names)]
-        return [row_format for row_format in fitting if not row_format.general] or fitting
 
     def named(self, name: str, *, file: str, names: ColumnNames | None = None) -> RowFormat[Fields]:
         """Return the format of this name, or of `FILE.py:NAME`; raises UserError if this kind of rows does not come in it."""
@@ -90,15 +85,10 @@ class FormatSet(Generic[Fields]):
         raise UserError(f"{file}: {flag} {name} is for another kind of rows; the formats for this one are {known}")
 
 
-FORMATS: dict[str, RowFormat[RowFields]] = {
-    row_format.name: row_format for row_format in (*CHATS, *PROBLEMS, *RESPONSES)
-}
+FORMATS: dict[str, RowFormat[RowFields]] = {one.name: one for one in (*CHATS, *PROBLEMS)}
 OWN = FORMATS["lmm_r1"]
 """The format of this project's own rows, and of files whose prompt column the user named."""
 _KEYS = ("input_key", "label_key", "image_key")
-# Of TRL and of LLaMA-Factory.
-_VERDICTS = (frozenset(("prompt", "completion", "label")), frozenset(("kto_tag",)))
+_VERDICTS = tuple(map(frozenset, (("chosen", "rejected"), ("prompt", "completion", "label"), ("kto_tag",))))
 PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, refused=_VERDICTS, keys=_KEYS)
 """Rows that RL samples from and SFT trains on."""
-PREFERENCE_ROWS = FormatSet(formats=PREFERENCES, own=PREFERENCES[0])
-"""Rows that DPO and reward models train on."""

@@ -46,7 +46,7 @@ def _lmm_r1(columns: Columns) -> RowFields:
     # Messages may have their own images, which a column may repeat.
     is_text = isinstance(prompt, str) and not _JSON_MESSAGES.match(prompt)
     images = columns.images("images", *(("image",) if is_text else ()))
-    messages = with_surroundings(media_first(prompt, images), columns=columns)
+    messages = with_system(media_first(prompt, images), columns=columns)
     turns = written_messages(messages)
     responds = not isinstance(turns, str) and _split_last(listed(turns))[1] is not None
     return RowFields(
@@ -75,25 +75,14 @@ def gold_answer(columns: Columns, *names: str) -> Column:
 
 def _end_of(solution: str) -> str:
     """Return what a solution says in its answer tags, after GSM8K's `####`, or in the last box of a text."""
+    from remote_rm.answers.extraction import last_boxed
+
     if (answer := unwrapped(solution)) != solution:
         return answer
     if (marked := _MARKED.search(solution)) is not None:
         return marked[1]
-    if solution.strip().startswith(_BOX):
-        return solution
-    boxed = _last_box(solution)
+    boxed = None if solution.strip().startswith(_BOX) else last_boxed(solution)
     return solution if boxed is None else boxed
-
-
-def _last_box(text: str) -> str | None:
-    """`"So $\\boxed{\\frac{1}{2}}$."` → `"\\frac{1}{2}"`; None without a box that is closed."""
-    start = text.rfind(_BOX)
-    depth = 1
-    for place in range(start + len(_BOX), len(text) if start >= 0 else 0):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + len(_BOX) : place]
-    return None
 
 
 def media_first(prompt: Any, images: Column) -> Any:
@@ -131,7 +120,7 @@ def _r1_vlm(columns: Columns) -> RowFields:
     messages = columns.prompt("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         columns.fail(f'the messages in "{columns.prompt_column}" must be a list with at least one message')
-    messages = with_surroundings(messages, columns=columns)
+    messages = with_system(messages, columns=columns)
     # An addition row asks for the sum, while its label lists the digits.
     sums = ("total",) if columns.record.get("task") == "addition" else ()
     labels = ("answer", *sums, "label", "solution")
@@ -154,7 +143,7 @@ def _r1_vlm(columns: Columns) -> RowFields:
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE, "task"),
         response=Column(name="messages", value=last),
-        prefill="" if last is None else _text_of(last, columns=columns),
+        prefill=response_text(last) or "",
     )
 
 
@@ -175,23 +164,13 @@ def _without_placeholders(message: Any) -> Any:
     return {**message, "content": parts}
 
 
-def _text_of(message: Mapping[str, Any], *, columns: Columns) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    texts = [part.get("text") if isinstance(part, Mapping) else None for part in listed(content)]
-    if not all(isinstance(text, str) for text in texts):
-        columns.fail(f'the assistant turn in "{columns.prompt_column}" that responses continue must be text')
-    return "".join(map(str, texts))
-
-
 def _conversation(columns: Columns, *, images: Column) -> RowFields:
     turns = columns.prompt("conversations")
     # Its text is JSON or a Python literal, which is never executed.
     turns = read_list(turns) if isinstance(turns, str) else turns
     if not isinstance(turns, Sequence):
         columns.fail('"conversations" must be a list of turns, or the text of one in JSON or as a Python literal')
-    before, last = _split_last(with_surroundings(turns, columns=columns))
+    before, last = _split_last(with_system(turns, columns=columns))
     answer = columns.answer("answer")
     return RowFields(
         messages=before,
@@ -252,45 +231,24 @@ def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
     return list(messages), None
 
 
-def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
-    """Return a prompt preceded by the columns `system` and `history`; it becomes chat messages if they are filled.
+def with_system(prompt: Any, *, columns: Columns) -> Any:
+    """Return a prompt preceded by the column `system`; it becomes chat messages if that is filled.
 
     Raises:
-        UserError: the row has a history that is not a list of pairs, or two different system turns.
+        UserError: the messages begin with another system turn.
     """
     system = columns.text("system")
-    before: list[dict[str, object]] = [] if system is None else [{"role": "system", "content": system}]
-    before += _history(columns)
-    if before and isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
-        prompt = read_list(prompt) or prompt
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
-        turns = [chat_message(turn) for turn in prompt]
-        return [*_without_repeated_system(before, turns, columns=columns), *turns]
-    return [*before, {"role": "user", "content": prompt}] if before else prompt
-
-
-def _history(columns: Columns) -> list[dict[str, object]]:
-    """Return the earlier turns of alpaca rows: pairs of a prompt and its response."""
-    rounds = listed(columns.take("history").value)
-    turns: list[dict[str, object]] = []
-    for number, entry in enumerate(rounds, start=1):
-        texts = [] if isinstance(entry, str) or not isinstance(entry, Sequence) else entry
-        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            columns.fail(f'"history" entry {number} must be a list of two texts, a prompt and its response')
-        turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
-    return turns
-
-
-def _without_repeated_system(before: list[dict[str, object]], turns: list[Any], *, columns: Columns) -> list[Any]:
-    """Return what precedes a conversation, without a system turn that the conversation repeats."""
+    turns = prompt if system is None else written_messages(prompt)
+    before: list[Any] = [] if system is None else [{"role": "system", "content": system}]
+    if isinstance(turns, str) or not isinstance(turns, Sequence):
+        return [*before, {"role": "user", "content": turns}] if before else turns
+    turns = [chat_message(turn) for turn in turns]
     own = turns[0] if turns and isinstance(turns[0], Mapping) and turns[0].get("role") == "system" else None
-    if own is None or not before:
-        return before
-    if before[0]["role"] != "system" or str(before[0]["content"]).strip() != str(response_text(own)).strip():
-        columns.fail('the messages begin with a system turn, and "system" or "history" differs from it; keep one')
-    if len(before) > 1:
-        columns.fail('the messages begin with a system turn, which "history" cannot precede; put it into the messages')
-    return []
+    if own is None or system is None:
+        return [*before, *turns]
+    if str(response_text(own)).strip() != system.strip():
+        columns.fail('the messages begin with a system turn, and the field "system" differs from it; keep one')
+    return turns
 
 
 def written_messages(value: Any) -> Any:
@@ -326,35 +284,27 @@ CHATS = (
         name="lmm_r1",
         source="messages of LMM-R1 and ms-swift",
         needs=(MESSAGES,),
-        without=("image", "chosen", "rejected"),
+        without=("image",),
         adapt=_lmm_r1,
     ),
     RowFormat(
         name="r1_vlm",
         source="r1_vlm",
         needs=(("messages",), ("image",)),
-        without=("message", "chosen", "rejected"),
+        without=("message",),
         adapt=_r1_vlm,
     ),
     RowFormat(
         name="sharegpt",
-        source="ShareGPT",
+        source="ShareGPT, LLaVA",
         needs=(("conversations",),),
-        without=("image", "image_names", "chosen", "rejected"),
-        adapt=lambda columns: _conversation(columns, images=columns.images("images")),
-    ),
-    RowFormat(
-        name="llava",
-        source="LLaVA",
-        needs=(("conversations",), ("image",)),
-        without=("image_names", "chosen", "rejected"),
-        adapt=lambda columns: _conversation(columns, images=columns.images("image", "images")),
+        without=("image_names",),
+        adapt=lambda columns: _conversation(columns, images=columns.images("images", "image")),
     ),
     RowFormat(
         name="mini_o3_cold_start",
         source="Mini-o3 cold start",
         needs=(("conversations",), ("image_names",), ("images",)),
-        without=("chosen", "rejected"),
         adapt=_mini_o3_cold_start,
     ),
 )

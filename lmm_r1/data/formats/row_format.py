@@ -86,8 +86,6 @@ class Columns:
         self.format_is_named = format_is_named
         self.prompt_column = "messages"
         """Where the prompt was found, for messages."""
-        self.overlooked: set[tuple[str, str]] = set()
-        """The filled keys that nothing reads, with the level that they are of."""
         self._taken: set[str] = set()
         self._shown: set[str] = set()
 
@@ -221,21 +219,8 @@ class RowFields(AskedFields):
     """The gold answer."""
     response: Column = NOTHING
     """The assistant turn after the messages, as text or as a message, for SFT."""
-    rejected: Column = NOTHING
-    """The worse response of a preference, in the same form."""
     prefill: str = ""
     """How a response begins; the model continues it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairFields(AskedFields):
-    """A prompt with a better and a worse response, as text or turns."""
-
-    chosen: Column
-    rejected: Column
-    chosen_score: Column
-    rejected_score: Column
-    margin: Column
 
 
 Fields = TypeVar("Fields", bound=AskedFields)
@@ -250,11 +235,7 @@ class RowFormat(Generic[Fields]):
     """Whose rows they are, in one or two words."""
     needs: tuple[tuple[str, ...], ...]
     without: tuple[str, ...] = ()
-    general: bool = False
-    """Whether it counts only for files that fit no other format."""
     adapt: Callable[[Columns], Fields]
-    link: Callable[[list[Record]], list[Record]] | None = field(default=None)
-    """For records that refer to others of their file: replaces references by what they refer to."""
     each: Callable[[Record], Record] | None = None
     """Makes a record one of this format."""
 
@@ -283,25 +264,14 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a column is empty: null, NaN as pandas may write it, a blank text, an empty container."""
+    """Return whether a value is empty: null, NaN as pandas may write it, a blank text, an empty list, only empty fields."""
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
     if isinstance(value, float):
         return math.isnan(value)
-    return not filled(value) or (isinstance(value, Sequence | Mapping) and not value)
-
-
-def filled(text: Any) -> bool:
-    """Return whether a value is non-blank text, or anything else that is not null."""
-    return text is not None and not (isinstance(text, str) and not text.strip())
+    return value is None or (isinstance(value, Sequence) and not (value.strip() if isinstance(value, str) else value))
 
 
 def media_entries(column: Column) -> list[Any]:
-    """Return the images or videos of a column, without empty entries: null, NaN, "", and a struct of empty fields."""
-    return [entry for entry in listed(column.value) if is_media(entry)]
-
-
-def is_media(entry: Any) -> bool:
-    """Return whether an entry of a media column is filled."""
-    if isinstance(entry, Mapping):
-        return any(map(is_media, entry.values()))
-    is_nan = isinstance(entry, float) and math.isnan(entry)
-    return filled(entry) and not is_nan and not (isinstance(entry, bytes) and not entry)
+    """Return the images or videos of a column, without empty entries."""
+    return [entry for entry in listed(column.value) if not is_empty(entry)]

@@ -6,19 +6,18 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record, check_writable, row_folder
+from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, check_writable, row_folder
 from lmm_r1.data.images import encoded_image, load_image
-from lmm_r1.data.messages import ImagePart, Message, SkippedRow, open_image, with_images
+from lmm_r1.data.messages import ImagePart, Row, SkippedRow, open_image, with_images
 from lmm_r1.data.reading import read_skipped
-from lmm_r1.data.recipes.mapping import map_preference, map_record
-from lmm_r1.data.recipes.recipe import Recipe, RecordView
+from lmm_r1.data.recipes import Recipe
+from lmm_r1.data.recipes.mapping import RecordView
 from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
@@ -192,15 +191,12 @@ class Preparation:
             if self.max_rows is not None and counts.kept + len(counts.left_out) >= self.max_rows:
                 break
             counts.read += 1
-            columns, location, _ = record
+            view = RecordView(record, recipe=recipe, finder=finder)
             new: dict[str, tuple[str, bytes]] = {}
             try:
-                failed = RecordView(columns, recipe=recipe, location=location).failed_filter()
-                row = (
-                    None
-                    if failed
-                    else _stored_row(record, partial(_named, names=names, new=new), recipe=recipe, finder=finder)
-                )
+                failed = view.failed_filter()
+                row = None if failed else view.row()
+                stored = None if row is None else _stored(row, names=names, new=new)
             except UserError as error:
                 skipped = SkippedRow(index=index, reason=str(error))
                 append_json_lines(folder / LEFT_OUT_FILE, [asdict(skipped)], readable=True)
@@ -209,11 +205,11 @@ class Preparation:
             # Outside of the handler: a full disk ends the job, and is not the row's fault.
             if failed is not None:
                 counts.filtered[failed] += 1
-            if row is not None:
+            if stored is not None:
                 for digest, (name, data) in new.items():
                     write_bytes_atomically(folder / name, data=data)
                     names[digest] = name
-                append_json_lines(folder / ROWS_FILE, [row], readable=True)
+                append_json_lines(folder / ROWS_FILE, [stored], readable=True)
                 counts.kept += 1
             self.show(counts)
         if counts.kept == 0:
@@ -222,39 +218,19 @@ class Preparation:
         return counts
 
 
-def _stored_row(
-    record: Record, named: Callable[..., list[dict[str, object]]], *, recipe: Recipe, finder: MediaFiles
-) -> dict[str, object]:
-    """Return the row of a record; `named` returns messages with their images by name."""
-    if recipe.format is None:
-        row = map_record(record, recipe=recipe, finder=finder)
-        messages = named(row.messages, location=row.location)
-        return {"messages": messages, "answer": row.answer, "datasource": row.datasource}
-    # The form that `batch_inference` writes.
-    pair = map_preference(record, recipe=recipe, finder=finder)
-    sides = {"prompt": pair.messages, "chosen": pair.chosen, "rejected": pair.rejected}
-    judged = {"margin": pair.margin, "chosen_score": pair.chosen_score, "rejected_score": pair.rejected_score}
-    return {
-        **{name: named(messages, location=pair.location) for name, messages in sides.items()},
-        **{name: number for name, number in judged.items() if number is not None},
-        "datasource": pair.datasource,
-    }
-
-
-def _named(
-    messages: Sequence[Message], *, location: str, names: Mapping[str, str], new: dict[str, tuple[str, bytes]]
-) -> list[dict[str, object]]:
-    """Return messages with images by the names of their files; adds those that are not among `names` to `new`."""
+def _stored(row: Row, *, names: Mapping[str, str], new: dict[str, tuple[str, bytes]]) -> dict[str, object]:
+    """Return the record of a row with images by the names of their files; adds those not among `names` to `new`."""
 
     def stored(part: ImagePart) -> ImagePart:
-        data = encoded_image(part, location=location)
+        data = encoded_image(part, location=row.location)
         digest = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
         if digest in names:
             return replace(part, source=names[digest])
-        load_image(replace(part, source=data), location=location)
+        load_image(replace(part, source=data), location=row.location)
         with open_image(io.BytesIO(data)) as image:
             name = f"{IMAGES_FOLDER}/{digest}.{str(image.format).lower()}"
         new[digest] = name, data
         return replace(part, source=name)
 
-    return stored_messages(with_images(messages, stored))
+    messages = stored_messages(with_images(row.messages, stored))
+    return {"messages": messages, "answer": row.answer, "datasource": row.datasource}

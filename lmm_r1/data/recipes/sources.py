@@ -12,10 +12,10 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from lmm_r1 import hub
 from lmm_r1.data.fetching import MAX_BYTES
-from lmm_r1.data.files import ROWS_FILE, Record, read_records
+from lmm_r1.data.files import Record, read_records
 from lmm_r1.data.media_access import downloaded_folder, is_below
 from lmm_r1.data.messages import resolve
-from lmm_r1.data.recipes.recipe import Recipe
+from lmm_r1.data.recipes import Recipe
 from lmm_r1.errors import UserError
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -129,7 +129,7 @@ def _shown(member: Member) -> str:
     return str(member) if isinstance(member, Path) else f"{member[0].filename}:{member[1]}"
 
 
-ROW_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+ROW_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
@@ -176,7 +176,7 @@ def local_files(recipe: Recipe, path: Path) -> SourceFiles:
     A folder without the published files is read as by `read_records`.
 
     Raises:
-        UserError: `path` does not exist, is an archive, or is a folder whose row files cannot be determined.
+        UserError: `path` does not exist, or is no row file.
     """
     if path.is_file():
         if is_archive(path):
@@ -191,17 +191,8 @@ def local_files(recipe: Recipe, path: Path) -> SourceFiles:
     found = _found(recipe, path)
     if found.rows:
         return found
-    names = _names(path)
-    alone = [name for name in names if name.lower().endswith(ROW_SUFFIXES)]
-    if len(alone) == 1:
-        return replace(found, rows=(path / alone[0],))
-    whole = {ROWS_FILE, "state.json", "dataset_dict.json"} & set(names)
-    if not whole and not any(name.endswith((".parquet", ".arrow")) for name in alone):
-        raise UserError(
-            f"{path}: no files {' or '.join(recipe.source.row_patterns)}, and {len(alone)} files that may hold rows; "
-            "give the row file itself"
-        )
-    return replace(found, rows=(path,))
+    alone = [name for name in _names(path) if name.lower().endswith(ROW_SUFFIXES)]
+    return replace(found, rows=(path / alone[0] if len(alone) == 1 else path,))
 
 
 def _found(recipe: Recipe, folder: Path) -> SourceFiles:

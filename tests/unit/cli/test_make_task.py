@@ -128,7 +128,7 @@ def test_every_setting_of_a_task_that_is_a_plain_value_has_a_flag():
             if isinstance(getattr(get_task(name), setting.name), int | float | str):
                 assert setting.name in flags | {"spelled_share"}, f"{name}.{setting.name}"
                 owners.setdefault(setting.name, []).append(name)
-    assert flags - set(owners) == {"max_image_digits", "page_rows", "board_width", "board_height"}
+    assert flags - set(owners) == {"max_image_digits", "board_width", "board_height"}
 
 
 SEARCH = ["visual_search", "--modality", "image", "--view_px", "56", "--distractors", "3"]
@@ -194,7 +194,6 @@ def wrong(split, modality, rows, seed):
         ("", [], "task own.py: it raised ZeroDivisionError: division by zero, at own.py, line 3"),
         (":wrong", [], "own.py:wrong: yield a lmm_r1.tasks.TaskRow per row, not str"),
         ("?worb=a", [], "task own.py?worb=a: rows_of has no keyword-only parameter worb; known are word"),
-        ("", ["--difficulty", "2"], "own.py has options instead of a difficulty"),
         ("", ["--boxes", "2"], "--boxes 2: no setting of own.py"),
     ],
 )

@@ -116,26 +116,15 @@ def chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-BOMB = zlib.compress(bytes(5_000_000))
-
-
 @pytest.mark.parametrize(
     ("kind", "metadata"),
     [
-        *(("PNG", chunk(name, b"c\0\0" + BOMB)) for name in (b"zTXt", b"iCCP")),
-        *(("PNG", chunk(name, b"\0")) for name in (b"pHYs", b"gAMA", b"cHRM", b"acTL", b"iCCP", b"eXIf")),
-        ("PNG", chunk(b"zTXt", b"c\0\7x")),
-        ("PNG", chunk(b"tEXt", b"c\0x")[:-4] + bytes(4)),
+        ("PNG", chunk(b"eXIf", b"\0")),
         ("PNG", chunk(b"eXIf", b"junk")),
-        *(
-            ("JPEG", b"\xff" + bytes([marker, 0, len(data) + 2]) + data)
-            for marker, data in ((0xE0, b"JFIF\0"), (0xE2, b"ICC_PROFILE\0"), (0xED, b"Photoshop 3.0\x008BIM\4\4"))
-        ),
-        ("JPEG", b"\xff\xee\0\7Adobe"),
         ("JPEG", b"\xff\xe1\0\x0cExif\0\0MM\0\0"),
     ],
 )
-def test_broken_metadata_damages_no_picture_and_a_cut_one_is_still_refused(kind, metadata, picture):
+def test_a_broken_orientation_damages_no_picture_and_a_cut_one_is_still_refused(kind, metadata, picture):
     data = encoded(picture, kind=kind)
     place = 33 if kind == "PNG" else 2
     broken = data[:place] + metadata + data[place:]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import ImagePart, TextPart, VideoPart, demonstration
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import RowReading
@@ -142,15 +141,6 @@ def test_an_entry_of_a_media_column_may_be_a_part_with_its_settings():
     )
 
 
-def test_boxes_of_ms_swift_are_refused_if_the_text_has_places_for_them():
-    boxes = {"ref": ["the digit"], "bbox": [[10, 20, 30, 40]]}
-    for place in ("<ref-object>", "<bbox>"):
-        with pytest.raises(UserError, match=f'the text has {place}, and the column "objects" is not read'):
-            parse({"messages": [ASKED, said(place)], "objects": boxes})
-    assert parse({"messages": [ASKED, said("<bbox>")]}).messages[1].parts == (TextPart("<bbox>"),)
-    parse({"messages": [ASKED, said()], "objects": boxes})
-
-
 def test_an_empty_system_turn_or_history_is_kept_and_an_empty_question_or_answer_is_not(tmp_path):
     empty = [{"role": "system", "content": ""}, ASKED, said(""), {"role": "tool", "content": []}, said()]
     row = parse({"messages": empty})
@@ -178,23 +168,6 @@ SHOWN = "Which? A. cat B. dog"
     ],
 )
 def test_options_that_the_prompt_does_not_show_are_found(record, missing, tmp_path):
-    overlooked = Overlooked()
-    read_row_file(written(tmp_path, {**record, "answer": "1", "id": 7}), reading=RowReading(overlooked=overlooked))
-    assert [re.sub(".* of ", "", what) for what in overlooked.options.values()] == ([missing] if missing else [])
-    assert "id (1 row)" in overlooked.notes[0]
-
-
-def test_keys_that_nobody_reads_are_counted(tmp_path):
-    content = [{"type": "text", "text": "2+2?", "cache_control": {"type": "ephemeral"}}]
-    record = {
-        "messages": [{"role": "user", "content": content, "name": "Ann"}, said(name="x")],
-        "id": 1,
-        "answer": "4",
-    }
-    overlooked = Overlooked()
-    read_row_file(written(tmp_path, record, record), reading=RowReading(overlooked=overlooked))
-    assert overlooked.notes == [
-        "columns that no training reads: id (2 rows)",
-        "keys of messages that no training reads: name (2 rows)",
-        "keys of texts that no training reads: cache_control (2 rows)",
-    ]
+    hidden: dict[str, str] = {}
+    read_row_file(written(tmp_path, {**record, "answer": "1", "id": 7}), reading=RowReading(hidden_options=hidden))
+    assert [re.sub(".* of ", "", what) for what in hidden.values()] == ([missing] if missing else [])

@@ -169,7 +169,7 @@ def test_base64_text_is_not_taken_for_a_path():
     [
         (
             {"min_pixels": 0},
-            'message 1 of "messages", part 1 has min_pixels 0; it must be a whole number of pixels, 1 or more',
+            'message 1 of "messages", part 1 has min_pixels 0; it must be a number above 0',
         ),
         ({"max_pixels": True}, "max_pixels True"),
         ({"max_pixels": float("nan")}, "max_pixels nan"),

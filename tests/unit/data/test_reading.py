@@ -96,8 +96,8 @@ def test_a_template_may_move_the_image_and_keeps_the_lines_of_a_text():
         ("{{ content }}{{ hint }}", "line 3: --data.prompt_template cannot be filled in: 'hint' is undefined"),
         ("{{ content.upper.__globals__ }}", "line 3: --data.prompt_template cannot be filled in: "),
         ("{{ content + 1 }}", "line 3: --data.prompt_template cannot be filled in"),
-        ("{{ content }}{{ content }}", "line 3: the prompt's template has 2 tags for the 1 images"),
-        ("{{ content[:0] }}", "line 3: the prompt's template has 0 tags for the 1 images"),
+        ("{{ content }}{{ content }}", "line 3: the prompt's template must write a text, and one tag"),
+        ("{{ content[:0] }}", "line 3: the prompt's template must write a text, and one tag"),
     ],
 )
 def test_a_template_that_a_row_cannot_fill_is_told_with_the_rows_place(text, sentence):

@@ -58,17 +58,6 @@ def test_the_answer_of_an_addition_is_the_sum_and_not_the_list_of_digits(tmp_pat
     assert [row.answer for row in rows.values()] == ["8", "[1, 7]"]
 
 
-def test_pairs_keep_system_and_history():
-    [row] = read_row_file(str(CASES / "F02_pairs_system_history.jsonl")).rows.values()
-    assert texts((*row.messages, row.response)) == [
-        ("system", "Be brief"),
-        ("user", "a"),
-        ("assistant", "b"),
-        ("user", "Translate\ncat"),
-        ("assistant", "chat"),
-    ]
-
-
 CHAT = [{"role": "user", "content": "2+2?"}]
 
 
@@ -85,24 +74,23 @@ CHAT = [{"role": "user", "content": "2+2?"}]
         {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
         {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}], "image": None},
         {"prompt": "2+2?", "response": "4"},
-        {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
     ],
 )
-def test_every_format_puts_system_and_history_before_the_prompt(row, tmp_path):
-    surrounded = {**row, "system": "Add.", "history": [["1+1?", "2"]]}
+def test_every_format_puts_system_before_the_prompt_and_refuses_history(row, tmp_path):
+    surrounded = {**row, "system": "Add."}
     [read] = read_row_file(written(tmp_path, surrounded)).rows.values()
-    assert texts(read.messages) == [("system", "Add."), ("user", "1+1?"), ("assistant", "2"), ("user", "2+2?")]
-    with pytest.raises(UserError, match=r'rows.jsonl line 1: the field "tools" is not read'):
-        read_row_file(written(tmp_path, {**row, "tools": [{"name": "crop"}]}))
+    assert texts(read.messages) == [("system", "Add."), ("user", "2+2?")]
+    for name, value in {"tools": [{"name": "crop"}], "history": [["1+1?", "2"]]}.items():
+        with pytest.raises(UserError, match=f'rows.jsonl line 1: the field "{name}" is not read'):
+            read_row_file(written(tmp_path, {**row, name: value}))
 
 
 def test_a_system_turn_is_not_doubled_and_two_of_them_are_refused(tmp_path):
     begun = [{"role": "system", "content": "Add."}, *CHAT]
     [row] = read_row_file(written(tmp_path, {"messages": begun, "system": "Add.", "answer": "4"})).rows.values()
     assert texts(row.messages) == [("system", "Add."), ("user", "2+2?")]
-    for other in ({"system": "Subtract."}, {"history": [["1+1?", "2"]]}):
-        with pytest.raises(UserError, match="line 1: the messages begin with a system turn"):
-            read_row_file(written(tmp_path, {"messages": begun, "answer": "4", **other}))
+    with pytest.raises(UserError, match="line 1: the messages begin with a system turn"):
+        read_row_file(written(tmp_path, {"messages": begun, "answer": "4", "system": "Subtract."}))
 
 
 def test_sixteen_bits_in_a_pgm_keep_their_shades(tmp_path):
@@ -148,10 +136,9 @@ def test_empty_entries_are_no_images():
 @pytest.mark.parametrize("empty", [None, "", {"bytes": None, "path": None}, {"bytes": b"", "path": ""}, float("nan")])
 @pytest.mark.parametrize("column", ["image", "images"])
 def test_no_format_takes_an_empty_entry_for_an_image(column, empty):
-    formats = {"image": "r1_v", "images": "easyr1"}
     record = {"problem": "2+2?", "answer": "4", "solution": "4", column: [empty]}
     row = RowReading().row(
-        record, row_format=FORMATS[formats[column]], location="rows line 1", base_dir=CASES, answer_required=True
+        record, row_format=FORMATS["flat"], location="rows line 1", base_dir=CASES, answer_required=True
     )
     assert row.messages[0].parts == (TextPart("2+2?"),)
 
@@ -164,14 +151,12 @@ def test_a_quote_in_a_value_costs_its_line_only():
     assert skipped.reason.startswith(f"{CASES / 'F12_quote_first.tsv'} line 3: not tab-separated values")
 
 
-def test_a_quote_that_is_never_closed_costs_its_line_only(tmp_path):
+def test_a_quote_that_is_never_closed_refuses_the_file(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text('problem,answer\n"1+\n1?",2\n"open,3\n2+2?,4\n3+3?,6\n')
-    rows = read_row_file(str(file), bad_rows="skip")
-    assert [row.answer for row in rows.rows.values()] == ["2", "4", "6"]
-    assert [row.location for row in rows.rows.values()] == [f"{file} line {number}" for number in (2, 5, 6)]
-    [skipped] = rows.skipped
-    assert skipped.reason.startswith(f"{file} line 4: not comma-separated values: ")
+    # It has taken all following lines, which are not lost unseen.
+    with pytest.raises(UserError, match=f"{file} line 4: not comma-separated values: "):
+        read_row_file(str(file), bad_rows="skip")
 
 
 def test_a_column_that_the_user_names_may_hold_the_empty_entries(tmp_path):

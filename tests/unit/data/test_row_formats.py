@@ -1,7 +1,5 @@
 """What single formats do with rows unlike their sample, how tab-separated files are read, and rows whose prompt is plain text."""
 
-import base64
-import io
 import json
 import re
 from dataclasses import replace
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from helpers.tables import table
-from PIL import Image
 
 from lmm_r1.cli import arguments
 from lmm_r1.config import SFTConfig
@@ -27,12 +24,6 @@ def row_of(record: dict, name: str, *, reading: RowReading = AS_THEY_ARE) -> Row
     return reading.row(
         record, row_format=FORMATS[name], location="rows line 3", base_dir=Path("/data"), answer_required=True
     )
-
-
-def png(colour: str) -> str:
-    buffer = io.BytesIO()
-    Image.new("RGB", (9, 9), colour).save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 @pytest.mark.parametrize(
@@ -53,12 +44,12 @@ def test_columns_tell_one_format_and_this_projects_own_where_none_fits(columns, 
     ],
 )
 def test_the_gold_of_r1_v_is_what_its_tags_hold(solution, answer):
-    row = row_of({"image": "a.png", "problem": "How many?", "solution": solution}, "r1_v")
+    row = row_of({"image": "a.png", "problem": "How many?", "solution": solution}, "flat")
     assert row.answer == answer
 
 
 def test_an_image_of_r1_v_that_has_its_place_stays_there():
-    row = row_of({"image": "a.png", "problem": "See <image> here.", "solution": "3"}, "r1_v")
+    row = row_of({"image": "a.png", "problem": "See <image> here.", "solution": "3"}, "flat")
     assert row.messages[0].parts == (TextPart("See"), ImagePart("/data/a.png"), TextPart("here."))
 
 
@@ -97,7 +88,7 @@ def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_la
         "conversations": [{"from": "human", "value": "<image><image>Same?"}, {"from": "gpt", "value": "Yes, it is."}],
         "answer": "yes",
     }
-    row = row_of(record, "llava")
+    row = row_of(record, "sharegpt")
     assert row.messages[0].parts == (ImagePart("/data/a.png"), ImagePart("/data/b.png"), TextPart("Same?"))
     assert row.answer == "yes"
     assert row.response.parts == (TextPart("Yes, it is."),)
@@ -111,13 +102,6 @@ def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sen
         row_of(record, name)
     assert str(raised.value).startswith("rows line 3: ")
     assert sentence in str(raised.value)
-
-
-def test_a_conversation_that_repeats_the_prompt_with_a_response_is_no_second_prompt():
-    talk = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
-    row = row_of({"prompt": "1+1?", "messages": talk, "chosen": talk, "rejected": "3"}, "preference")
-    assert [message.parts for message in row.messages] == [(TextPart("1+1?"),)]
-    assert (row.response.parts, row.rejected.parts) == ((TextPart("2"),), (TextPart("3"),))
 
 
 def test_responses_that_a_table_holds_as_json_text_are_messages():
@@ -138,63 +122,17 @@ def test_an_alpaca_row_asks_with_its_input_behind_the_instruction():
 def test_columns_that_the_user_named_go_before_a_formats_own():
     names = ColumnNames(prompt="q", answer="gold", images="pics", datasource="set")
     record = {"q": "<image>?", "gold": 5, "pics": ["a.png"], "set": "geo", "problem": "no", "answer": "no"}
-    row = row_of(record, "easyr1", reading=RowReading(format="easyr1", names=names))
+    row = row_of(record, "flat", reading=RowReading(format="flat", names=names))
     assert row.messages[0].parts == (ImagePart("/data/a.png"), TextPart("?"))
     assert (row.answer, row.datasource) == ("5", "geo")
     with pytest.raises(UserError, match='no field "set" .*--data.datasource_key'):
-        row_of({"q": "?", "gold": 1}, "easyr1", reading=RowReading(names=names))
-
-
-def test_an_index_of_two_images_points_to_neither(tmp_path):
-    lines = ["index\timage\tquestion\tanswer", *(f"7\t{png(colour)}\t{colour}?\tyes" for colour in ("red", "blue"))]
-    file = tmp_path / "rows.tsv"
-    file.write_text("\n".join([*lines, "8\t7\tWhich?\tred", f"9\t{png('red')}\t?\tred", "10\t9\t?\tred"]))
-    read = read_row_file(str(file), bad_rows="skip")
-    assert [row.messages[0].parts[0].source for row in read.rows.values()] == [
-        png(colour) for colour in ("red", "blue", "red", "red")
-    ]
-    assert [row.reason.partition(";")[0] for row in read.skipped] == [
-        f'{file} line 4: the "image" 7 is neither an image nor the index of a row with one image'
-    ]
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("image", "a.png"), ("image", {"bytes": b"x", "path": None}), ("video", "a.mp4"), ("images", ["a.png"])],
-)
-def test_media_that_a_format_would_leave_out_are_told_though_the_first_rows_had_none(column, value, tmp_path):
-    # The columns of the first rows tell `r1_v`, which has no column `images`, and `easyr1`, which has no `image`.
-    answer = "solution" if column == "images" else "answer"
-    record = {"problem": "2+1?", answer: "3"}
-    with pytest.raises(
-        UserError, match=f'rows line 3: the field "{column}" is filled, but the prompt does not show it'
-    ):
-        row_of(record | {column: value}, "r1_v" if column == "images" else "easyr1")
-    empty = {"image": {"bytes": None, "path": None}, "images": [], "video": ""}
-    assert row_of(record | empty, "easyr1", reading=RowReading(names=ColumnNames(answer=answer))).answer == "3"
+        row_of({"q": "?", "gold": 1}, "flat", reading=RowReading(names=names))
 
 
 def test_an_image_in_the_messages_may_stand_in_a_column_as_well():
     content = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "?"}]
     record = {"message": json.dumps([{"role": "user", "content": content}]), "image": "a.png", "answer": "1"}
     assert row_of(record, "lmm_r1").messages[0].parts[0] == ImagePart("/data/a.png")
-
-
-def test_a_benchmarks_rows_point_to_images_before_and_behind_them(tmp_path):
-    lines = [
-        "index\timage\tquestion\tanswer\tcategory",
-        "a\t7\tWhich?\tred\t",
-        f"7\t{png('red')}\tWhich\tred\tx",
-        "8\t9\tWhich?\tred\tx",
-    ]
-    file = tmp_path / "rows.tsv"
-    file.write_text("\n".join(lines))
-    read = read_row_file(str(file), bad_rows="skip")
-    assert [row.messages[0].parts[0].source for row in read.rows.values()] == [png("red")] * 2
-    assert [row.datasource for row in read.rows.values()] == ["default", "x"]
-    (skipped,) = read.skipped
-    assert skipped.reason.startswith(f'{file} line 4: the "image" 9 is neither an image nor the index')
-    assert len(read_row_file(str(file), max_rows=1).rows) == 1
 
 
 def test_tab_separated_values_hold_long_images_quotes_and_lines_of_their_own(tmp_path):
@@ -230,7 +168,7 @@ def test_rows_of_a_file_may_lack_columns_that_others_tell_the_format_by(tmp_path
         {"conversations": [{"from": "human", "value": "2?"}, {"from": "gpt", "value": "2"}], "image": None},
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    assert read_row_file(str(tmp_path / "rows.json")).row_format.name == "llava"
+    assert read_row_file(str(tmp_path / "rows.json")).row_format.name == "sharegpt"
 
 
 def test_a_trajectory_of_sharegpt_has_images_in_turns_of_the_user_and_of_tools():

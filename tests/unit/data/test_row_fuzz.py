@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from lmm_r1.data.files import read_records, read_row_file
-from lmm_r1.data.formats import PREFERENCE_ROWS, PROMPT_ROWS
+from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.chats import written_messages
 from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat
-from lmm_r1.data.preferences import read_pairs
+from lmm_r1.data.preferences import PREFERENCE_ROWS, read_pairs
 from lmm_r1.data.reading import RowReading
 
 SAMPLES = Path(__file__).resolve().parents[3] / "datasets" / "samples"

@@ -124,16 +124,14 @@ def test_a_run_that_can_make_no_step_is_an_error(trainer):
         trainer(["wrong", "wrong", "right", "right"], episodes=9).fit()
 
 
-@pytest.mark.parametrize("curriculum", ["off", "easy_first", "uncertain"])
 @pytest.mark.parametrize("limit", range(3, 23, 2))
-def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, curriculum, trainer):
-    given = {"episodes": 3, "data__curriculum": curriculum}
-    whole = trainer(MIXED, **given)
+def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, trainer):
+    whole = trainer(MIXED, episodes=3)
     steps = whole.fit()
-    stopped = trainer(MIXED, **given, limit=limit)
+    stopped = trainer(MIXED, episodes=3, limit=limit)
     with pytest.raises(UserError, match="the reward server is gone"):
         stopped.fit()
-    taken_up = trainer(MIXED, **given)
+    taken_up = trainer(MIXED, episodes=3)
     taken_up.step = stopped.saved["global_step"]
     taken_up.prompts.load_state_dict(stopped.saved["data_loader_state_dict"])
     # What was gathered for the step that was not made is generated again.

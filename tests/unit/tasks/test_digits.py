@@ -13,10 +13,11 @@ from lmm_r1.tasks import digits, split_of
 from lmm_r1.tasks.digits import (
     DIGIT_WORDS,
     DigitsTask,
-    Page,
     Placement,
     answer_of,
     combination,
+    drawn,
+    placed,
     scan,
     scan_indices,
     solution_of,
@@ -75,8 +76,6 @@ def test_lengths_from_the_fewest_to_the_most_digits_all_occur(modality):
     assert {len(read_digits(row)) for row in make(modality, rows=100)} == {3}
     rows = make(modality, rows=100, task=DigitsTask(min_digits=1))
     assert {len(read_digits(row)) for row in rows} == {1, 2, 3}
-    wide = DigitsTask(min_digits=2, max_digits=5, page=Page(cells=5))
-    assert {len(read_digits(row)) for row in make(modality, rows=100, task=wide)} == {2, 3, 4, 5}
 
 
 def test_every_solution_ends_with_the_answer_of_its_row():
@@ -198,13 +197,12 @@ def test_every_scan_is_in_exactly_one_split_under_its_digit():
 
 
 def test_each_digit_lies_in_the_column_of_its_place_inside_a_cell():
-    page = Page()
     rng = random.Random(0)
     target = TABLE[:, -1]
     sizes, shifts = set(), set()
     for _ in range(500):
         digits = tuple(rng.randrange(10) for _ in range(rng.randint(1, 3)))
-        placements = page.place(digits, split="train", rng=rng)
+        placements = placed(digits, rows=3, split="train", rng=rng)
         assert tuple(int(target[placement.scan_index]) for placement in placements) == digits
         # Columns begin at 0, 28 and 56 pixels; fewer digits fill the left ones.
         assert [placement.left // 28 for placement in placements] == [0, 1, 2][: len(digits)]
@@ -222,7 +220,7 @@ def test_heights_are_random_and_each_digit_has_one_of_its_own():
     rng = random.Random(0)
     heights = Counter()
     for _ in range(2700):
-        placements = Page().place((1, 2, 3), split="train", rng=rng)
+        placements = placed((1, 2, 3), rows=3, split="train", rng=rng)
         heights[tuple(placement.top // 28 for placement in placements)] += 1
     # 27 triples of three rows each: 2700 draws at 1/27, four standard deviations are 4 * sqrt(100 * 26 / 27) = 39.
     assert set(heights) == set(itertools.product(range(3), repeat=3))
@@ -230,15 +228,14 @@ def test_heights_are_random_and_each_digit_has_one_of_its_own():
 
 
 def test_a_drawn_page_holds_the_enlarged_scan_and_blank_board_elsewhere():
-    page = Page()
     index = scan_indices("test")[3][0]
-    drawn = np.asarray(page.draw([Placement(scan_index=index, left=30, top=57, size=24)]))
-    assert drawn.shape == (84, 84)
-    assert np.array_equal(drawn[57:81, 30:54], np.asarray(scan(index).resize((24, 24), 3)))
-    drawn = drawn.copy()
-    assert drawn[57:81, 30:54].max() > 220
-    drawn[57:81, 30:54] = 122
-    assert (drawn == 122).all()
+    placement = Placement(scan_index=index, left=30, top=57, size=24)
+    page = np.asarray(drawn([placement], size_px=(84, 84))).copy()
+    assert page.shape == (84, 84)
+    assert np.array_equal(page[57:81, 30:54], np.asarray(scan(index).resize((24, 24), 3)))
+    assert page[57:81, 30:54].max() > 220
+    page[57:81, 30:54] = 122
+    assert (page == 122).all()
 
 
 def test_a_board_wider_and_higher_than_the_page_is_blank_at_its_right_and_below():
