@@ -38,7 +38,7 @@ from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.loop import optimizer_steps
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models, ask
-from lmm_r1.rl.oversampling import samples_generator
+from lmm_r1.rl.rollouts import samples_generator
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.step import Learner, make_rollout, train_on
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, KitReferenceActor

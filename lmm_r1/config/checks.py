@@ -27,14 +27,6 @@ def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     if config.train.plays:
         _check_agent(config)
-    if config.rollout.oversample > 1:
-        limit = config.rollout.vllm_generate_batch_size
-        # A size that is still open may be any.
-        if limit is not None and (not config.rollout.batch_size or limit < config.rollout.batch_size):
-            raise UserError(
-                f"--rollout.oversample {config.rollout.oversample:g} lets the engines have more prompts than a step has, and "
-                f"--rollout.vllm_generate_batch_size {limit} fewer; leave one of them out"
-            )
     check_speculation(config.vllm, prefix="vllm.")
     _check_accumulation(config)
     _check_reward_source(config)

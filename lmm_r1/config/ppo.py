@@ -159,13 +159,6 @@ class RolloutConfig:
     ] = None
     """Tokens in one forward pass with dynamic batches or shared prefixes. None is train.max_tokens_per_gpu, and on
     GPUs what fits."""
-    oversample: Annotated[
-        float, Within("[1, 2]"), Needs("train.async_enable=False", because="both let samples outlast a weight update")
-    ] = 1.0
-    """Prompts in progress at a time, in multiples of batch_size, at most 2. A rollout ends when batch_size groups are
-    finished; the others continue in the next rollout."""
-    oversample_max_held: Annotated[int, FIXED] = 1
-    """Number of rollouts that may end before a group in progress is finished; the next rollout waits for the group."""
 
 
 _SINGLE_TURNS = "a reward model scores single turns"

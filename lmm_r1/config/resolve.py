@@ -192,12 +192,11 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
 
 
 def _correction(config: PPOConfig) -> dict[str, object]:
-    """Return the correction for samples of older weights, which asynchronous and oversampling runs have."""
+    """Return the correction for samples of older weights, which asynchronous runs have."""
     flag = "algo.advantage.is_correction_level"
-    if dotted.get(config, flag) != "off" or not (config.train.async_enable or config.rollout.oversample > 1):
+    if dotted.get(config, flag) != "off" or not config.train.async_enable:
         return {}
-    because = "train.async_enable" if config.train.async_enable else "rollout.oversample"
-    logger.warning("--%s is token: with --%s samples come of older weights than the policy's", flag, because)
+    logger.warning("--%s is token: with --train.async_enable samples come of older weights than the policy's", flag)
     return {flag: "token"}
 
 

@@ -249,35 +249,10 @@ class PromptStream:
         self.position += len(self.taken)
         return [self.rows[index] for index in self.taken]
 
-    def take_of_batches(self, count: int, *, batch: int) -> list[Row]:
-        """Return up to `count` next rows of one episode, from those that fill whole batches; none after the last episode.
-
-        The remainder of an episode is skipped, as in `has`.
-        """
-        while self.episode < self.episodes:
-            if (room := self._of_batches(batch) - self.position) > 0:
-                return self.take(min(count, room))
-            self.next_episode()
-        return []
-
-    def left(self, *, batch: int) -> int:
-        """Return how many rows `take_of_batches` will still return."""
-        if self.episode >= self.episodes:
-            return 0
-        later = self.episodes - self.episode - 1
-        return max(0, self._of_batches(batch) - self.position) + later * self._of_batches(batch)
-
-    def _of_batches(self, batch: int) -> int:
-        return len(self.rows) // batch * batch
-
-    def measured(self, solved: Sequence[float | None], *, places: Sequence[int] | None = None) -> None:
-        """Record solve rates of rows, 0 to 1; None for rows that nobody answered.
-
-        Args:
-            places: the indices of the rows; None means the rows that were taken last.
-        """
+    def measured(self, solved: Sequence[float | None]) -> None:
+        """Record solve rates of the rows that were taken last, 0 to 1; None for rows that nobody answered."""
         if self.curriculum is not None:
-            self.curriculum.note(self.taken if places is None else places, solved)
+            self.curriculum.note(self.taken, solved)
 
     def has(self, count: int) -> bool:
         """Return whether `count` more rows can be taken; moves to the next episode if this one has too few."""

@@ -22,10 +22,9 @@ from lmm_r1.rl.ahead import RolloutsAhead, ages
 from lmm_r1.rl.filtering import why_dropped
 from lmm_r1.rl.mismatch import Mismatch, Modality
 from lmm_r1.rl.model_groups import Models, ask, scaling_metrics, updates_made
-from lmm_r1.rl.oversampling import kept_tokens, samples_generator
 from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints, MovingReference
-from lmm_r1.rl.rollouts import MadeRollout, Rollout
+from lmm_r1.rl.rollouts import MadeRollout, Rollout, samples_generator
 from lmm_r1.rl.step import Learner, train_on
 from lmm_r1.rl.workers import KitPolicyActor
 from lmm_r1.scoring import Moment
@@ -81,7 +80,7 @@ class RLRun:
         self.stops = stops or StopRequests()
         self.step = self.saved_step = 0
         # The place in the prompts after the last step.
-        self.position: Mapping[str, Any] = self.learner.generator.position(prompts)
+        self.position: Mapping[str, Any] = prompts.state_dict()
         # During a step, how many updates the models' weights had before it.
         self.updates_before: list[int] | None = None
 
@@ -95,7 +94,7 @@ class RLRun:
         if not self._resume() and self.config.ds.load_in_4bit:
             # The engines have loaded the checkpoint, and the policy computes with its weights in 4 bits.
             learner.send_weights()
-        self.position = learner.generator.position(self.prompts)
+        self.position = self.prompts.state_dict()
         ray.get([engine.set_weight_version.remote(self.step) for engine in learner.engines])
         self.stops.progress = self.progress
         self.folder.resume(self.step)
@@ -154,11 +153,8 @@ class RLRun:
         if made.solved is not None:
             metrics["prompts_solved"] = made.solved
         samples = [sample for group in rollout.groups for sample in group]
-        if config.train.async_enable or config.rollout.oversample > 1:
+        if config.train.async_enable:
             metrics |= ages(samples, updates=self.step - 1)
-        if config.rollout.oversample > 1:
-            metrics["rollout/held_over_groups"] = rollout.held_over
-            metrics["rollout/kept_tokens"] = kept_tokens(samples, updates=self.step - 1)
         if isinstance(source := self.learner.source, RolloutsAhead):
             metrics["timing/trainer_waits"] = source.take_waited()
             metrics["timing/engines_wait"] = made.waited_s
@@ -174,7 +170,7 @@ class RLRun:
         if not states:
             return False
         self.checkpoints.best.restore(states)
-        self.learner.generator.restore(self.prompts, states["data_loader_state_dict"])
+        self.prompts.load_state_dict(states["data_loader_state_dict"])
         if self.learner.kl_weight.target and "kl_coef" in states:
             self.learner.kl_weight.value = states["kl_coef"]
         self.step = self.saved_step = states["global_step"]

@@ -117,7 +117,7 @@ class Mismatch:
         self.limit = mismatch_limit(config)
         self.unchecked = unchecked
         # After the first step, samples of older weights differ from the policy, which is not a fault.
-        self._drifts = config.train.async_enable or config.rollout.oversample > 1
+        self._drifts = config.train.async_enable
         self.checked = False
         # Whether the step's gaps were measured before its update, whose passes measure them again.
         self.measured = False

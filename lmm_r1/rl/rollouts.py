@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.rewards import PartWeight, WeightedPart
+from lmm_r1.config.rewards import PartWeight, WeightedPart, part_weights
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
@@ -58,8 +58,6 @@ class Rollout:
     """The weights of the rewards' parts."""
     guesses: Guesses | None = None
     """Tokens of speculative decoding; None if the engines do not use it."""
-    held_over: int = 0
-    """Groups that have begun and continue in the next rollout."""
     ahead: ReferenceAhead | None = None
     """The reference's passes that have started; None if the reference waits for the whole rollout."""
 
@@ -161,11 +159,6 @@ class KitSamplesGenerator:
         # Groups of prompts that cannot be encoded, which no step has counted yet.
         self._refused = 0
 
-    @property
-    def held_over(self) -> int:
-        """How many groups have begun and continue in the next rollout."""
-        return 0
-
     def rollout(
         self, prompts: PromptStream, *, count: int, moment: Moment | None = None, ahead: ReferenceAhead | None = None
     ) -> Rollout:
@@ -195,21 +188,8 @@ class KitSamplesGenerator:
             dropped=tuple(gathered.dropped),
             part_weights=settings.part_weights,
             guesses=None if before is None or (now := self._guesses()) is None else now.since(before),
-            held_over=self.held_over,
             ahead=ahead,
         )
-
-    def can_fill(self, prompts: PromptStream, *, count: int) -> bool:
-        """Say whether `count` groups are left for a rollout; may begin the next episode."""
-        return prompts.has(count)
-
-    def position(self, prompts: PromptStream) -> Mapping[str, Any]:
-        """Return the place in the prompts after what was generated."""
-        return prompts.state_dict()
-
-    def restore(self, prompts: PromptStream, position: Mapping[str, Any]) -> None:
-        """Continue from a position."""
-        prompts.load_state_dict(position)
 
     def evaluate(self, rows: Sequence[Row], *, moment: Moment | None = None, **sampling: Any) -> list[list[Sample]]:
         """Return the groups of held-out rows.
@@ -468,3 +448,21 @@ def _watch(over: threading.Event, growing: Sequence[Any], rows: Sequence[Row], a
 
 def _step_of(settings: GroupSettings) -> int | None:
     return None if settings.moment is None else settings.moment.step
+
+
+def samples_generator(
+    config: PPOConfig, engines: Sequence[Any], *, leave_out: Callable[[str], object]
+) -> KitSamplesGenerator:
+    """Return the generator of a run.
+
+    Args:
+        leave_out: gets the reason if a prompt cannot be encoded and the run continues without it.
+    """
+    return KitSamplesGenerator(
+        config,
+        engines,
+        group_settings(config),
+        part_weights=part_weights(config.reward),
+        group_filter=GroupFilter.of(config),
+        leave_out=leave_out,
+    )

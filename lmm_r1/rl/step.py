@@ -91,7 +91,7 @@ def make_rollout(learner: Learner, step: int) -> MadeRollout | None:
     generator, prompts, count = learner.generator, learner.prompts, learner.config.rollout.batch_size
     if 0 <= learner.config.train.max_steps < step:
         return None
-    if not generator.can_fill(prompts, count=count):
+    if not prompts.has(count):
         return None
     began = time.perf_counter()
     moment = Moment(step=step, held_out=False)
@@ -100,7 +100,7 @@ def make_rollout(learner: Learner, step: int) -> MadeRollout | None:
     return MadeRollout(
         rollout=rollout,
         is_whole=len(rollout.groups) == count,
-        position=generator.position(prompts),
+        position=prompts.state_dict(),
         began=began,
         ended=time.perf_counter(),
         solved=prompts.solved,
