@@ -179,6 +179,7 @@ ONLY_DEFAULTS = {
                 "agent.thought.max_tokens",
             ),
             ("agent.thought.min_tokens", None, "set it in an environment's TurnOptions", "agent.thought.max_tokens"),
+            ("ckpt.max_restarts", 0, "repeat the command after a failure: it resumes", "data.prompt_dataset"),
             ("critic.adam.eps", 1e-8, "leave it out", "critic.adam.lr"),
             ("critic.adam.vision_lr", None, "leave it out: --critic.adam.lr is for all weights", "critic.adam.lr"),
             ("critic.min_lr_ratio", 0.1, "leave it out", "critic.adam.lr"),

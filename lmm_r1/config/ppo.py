@@ -298,8 +298,6 @@ class PPODeepSpeedConfig(DeepSpeedConfig):
 class PPOCheckpointConfig(CheckpointConfig):
     max_mem: Annotated[float, Within("(0, inf]")] = float("inf")
     """Maximum size of all checkpoints in GiB."""
-    max_restarts: Annotated[int, Within("[0, inf)"), Needs(".disable_ds=False")] = 0
-    """How often a run that loses a worker, an engine or a machine restarts by itself from its last saved step."""
     best_metric_key: Annotated[str, Needs("eval.dataset or .best_metric_key=none")] = ""
     """Evaluation metric by which the best checkpoint is kept. Empty takes the first pass@1; none keeps no best
     checkpoint."""

@@ -64,9 +64,7 @@ from lmm_r1.records.rollouts import (
 )
 from lmm_r1.records.session import SESSION_FILE, TrainingSession, kept_session, read_session, running_elsewhere
 from lmm_r1.records.trackers import TRACKERS_FILE
-from remote_rm.redaction import hidden_text
 
-RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 """Which evaluations have measured the stage's model, and under which name."""
@@ -76,7 +74,6 @@ _RECORDS = (
     ROLLOUTS_FILE,
     IMAGES_FOLDER,
     TRACKERS_FILE,
-    RESTARTS_FILE,
     LEFT_OUT_FILE,
     EVALUATIONS_FILE,
     SESSION_FILE,
@@ -122,7 +119,7 @@ class RunFolder:
             write_atomically(self.path / SETTINGS_FILE, text=settings_yaml)
         except UserError as error:
             raise UserError(f"--ckpt.output_dir: {error}") from error
-        for file in (METRICS_FILE, ROLLOUTS_FILE, RESTARTS_FILE, LEFT_OUT_FILE):
+        for file in (METRICS_FILE, ROLLOUTS_FILE, LEFT_OUT_FILE):
             cut_torn_line(self.path / file)
         self.started -= last_seconds(self.path / METRICS_FILE)
 
@@ -230,12 +227,6 @@ class RunFolder:
     def turns(self, said: Sequence[Said], *, location: str) -> tuple[RecordedTurn, ...]:
         """Return the turns of an episode as recorded; each picture is stored once under images/."""
         return keep_turns(said, folder=self.path, location=location)
-
-    def restarted(self, *, number: int, step: int | None, saved: int, lost: str) -> None:
-        """Append a restart, which a resumed run keeps."""
-        now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
-        record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": hidden_text(lost)}
-        append_json_lines(self.path / RESTARTS_FILE, [record])
 
     def left_out(self, rows: Sequence[LeftOutRow]) -> None:
         """Write the rows that the run leaves out, including those that earlier sessions found during training."""

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from lmm_r1.config import PPOConfig, checkpoint_folder
-from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, resume_point, step_of, whole_checkpoints
+from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, resume_point, whole_checkpoints
 from lmm_r1.host.checkpoints import warn_of_passed_over
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.rl.model_groups import Models, ask, worker_errors
@@ -26,12 +26,6 @@ def model_folders(config: PPOConfig) -> list[Path]:
     """Return the checkpoint folder of each model that is trained."""
     names = ["_actor", "_critic"] if config.critic.model_name_or_path else ["_actor"]
     return [checkpoint_folder(config) / name for name in names]
-
-
-def saved_step(config: PPOConfig) -> int:
-    """Return the step that a run would resume from now; 0 if nothing is saved."""
-    tag = resume_point(model_folders(config)).tag
-    return 0 if tag is None else step_of(tag)
 
 
 def workers_strategy(config: PPOConfig) -> KitStrategy:

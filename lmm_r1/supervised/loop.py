@@ -18,7 +18,7 @@ from typing_extensions import Self
 from lmm_r1 import cpu
 from lmm_r1.config import checkpoint_folder
 from lmm_r1.data.messages import Row
-from lmm_r1.data.training_rows import KeptRows, dataset_paths
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.lmm_kits import Checkpoint
@@ -35,7 +35,7 @@ from lmm_r1.supervised import (
 )
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
 from lmm_r1.supervised.models import ConfigT, SupervisedSession
-from lmm_r1.train.start import blended_rows
+from lmm_r1.train.start import blended_rows, evaluation_rows
 from lmm_r1.train.stopping import Progress, SaveSchedule
 from lmm_r1.train.update import Counts, Step, Terms, update
 
@@ -123,12 +123,8 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     @classmethod
     def evaluation_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
         """Return the rows of `--eval.dataset`; none without it."""
-        held_out = config.eval.dataset
-        lists = [
-            cls.load(config, path, split=config.eval.split, check=check, held_out=True)
-            for path in (dataset_paths(held_out, flag="--eval.dataset") if held_out else ())
-        ]
-        return KeptRows.blended((row for part in lists for row in part), lists)
+        split = config.eval.split
+        return evaluation_rows(config, lambda path: cls.load(config, path, split=split, check=check, held_out=True))
 
     @classmethod
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:

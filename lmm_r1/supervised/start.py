@@ -53,8 +53,7 @@ def train(
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     filler = first_fitting(config, rows, encode).filler
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
-    with (
-        framed(
+    with framed(
             config,
             checkpoint,
             kind=run_class.kind,
@@ -64,9 +63,7 @@ def train(
             plan=plan,
             callbacks=callbacks,
             processes=_joined,
-        ) as frame,
-        frame.trackers() as trackers,
-    ):
+    ) as frame:
         config, folder = frame.config, frame.folder
         # The folder must be ready for all ranks.
         dist.barrier()
@@ -80,7 +77,7 @@ def train(
             strategy=frame.processes,
             folder=folder,
             stops=frame.stops,
-            trackers=trackers,
+            trackers=frame.trackers,
             steps=steps,
         )
         run = run_class.of(session, rows=rows, encode=encode, filler=filler)

@@ -33,7 +33,7 @@ from lmm_r1.config import (
 )
 from lmm_r1.config.resolve import settings_of_the_run
 from lmm_r1.data.messages import Row
-from lmm_r1.data.training_rows import AnyRow, KeptRows, blend, rows_digest
+from lmm_r1.data.training_rows import AnyRow, KeptRows, blend, dataset_paths, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.lmm_kits import Checkpoint
@@ -125,6 +125,13 @@ def blended_rows(config: PPOConfig | SupervisedConfig, load: Callable[[str], Kep
     return KeptRows.blended(rows, lists)
 
 
+def evaluation_rows(config: PPOConfig | SupervisedConfig, load: Callable[[str], KeptRows[T]]) -> KeptRows[T]:
+    """Return the rows of `--eval.dataset`; none without it."""
+    paths = dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ()
+    lists = [load(path) for path in paths]
+    return KeptRows.blended((row for part in lists for row in part), lists)
+
+
 def sized(config: Config, *, rows: int) -> Config:
     """Return the settings with the sizes that were left open, and print them; raises UserError for too few rows."""
     size: Any = sized_ppo
@@ -145,16 +152,8 @@ class Frame(Generic[Config, T]):
     processes: T
     """What has joined the processes of the run."""
     stops: StopRequests
-    resumed: bool
-    """Whether there were checkpoints to resume from when the command started."""
-
-    def trackers(self) -> AbstractContextManager[Trackers]:
-        """Return the trackers of the process that logs, which continue their earlier runs if the run is resumed."""
-        if not is_first() or not self.config.logger.trackers:
-            return Trackers()
-        from lmm_r1.records.tracker_backends import open_trackers
-
-        return open_trackers(self.config, folder=self.folder.path, resumed=self.resumed)
+    trackers: Trackers
+    """Those of the process that logs; they continue their earlier runs if the run is resumed."""
 
 
 @contextmanager
@@ -196,10 +195,18 @@ def framed(
         if first:
             resumed = open_run(config, fingerprint, folder=folder)
             folder.left_out([*rows.left_out, *held_out.left_out])
-        with folder.session() if first else nullcontext():
-            yield Frame(config=config, folder=folder, processes=joined, stops=stops, resumed=resumed)
+        with folder.session() if first else nullcontext(), _trackers(config, folder, resumed=resumed) as trackers:
+            yield Frame(config=config, folder=folder, processes=joined, stops=stops, trackers=trackers)
     if first:
         publish(config, path)
+
+
+def _trackers(config: PPOConfig | SupervisedConfig, folder: RunFolder, *, resumed: bool) -> Trackers:
+    if not is_first() or not config.logger.trackers:
+        return Trackers()
+    from lmm_r1.records.tracker_backends import open_trackers
+
+    return open_trackers(config, folder=folder.path, resumed=resumed)
 
 
 def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:

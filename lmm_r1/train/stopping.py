@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -194,19 +193,3 @@ def _kept(error: Exception, *, folder: Path) -> str:
         return "the whole traceback is above"
     return f"the whole traceback is in {folder / ERROR_FILE}"
 
-
-# The shell waits for one line, or for the end of the process that it would come from.
-_WATCHER = ("sh", "-c", "read -r line || printf '%s\\n' \"$1\" >&2", "sh")
-
-
-@contextlib.contextmanager
-def last_words(sentence: str) -> Iterator[None]:
-    """Let another process write a sentence to stderr if this one ends within the block and cannot write it itself.
-
-    That is after SIGKILL, as by a system without memory, or if Ray's library ends the process because its raylet died.
-    """
-    watcher = subprocess.Popen([*_WATCHER, sentence], stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        yield
-    finally:
-        watcher.communicate(b"\n")
