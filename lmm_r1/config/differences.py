@@ -193,6 +193,8 @@ ONLY_DEFAULTS = {
             ("local_rank", -1, "leave it out: Ray starts the workers", "data.prompt_dataset"),
             ("logger.wandb.mode", None, "set WANDB_MODE", "logger.wandb.group"),
             ("logger.worker_logs", False, "set LMM_R1_VERBOSE=1", "data.prompt_dataset"),
+            ("ref.during_generation", False, "leave it out: the reference runs after generation", "ref.num_nodes"),
+            ("ref.refresh_steps", 0, "start another run from the trained model, which is then the reference", "ref.num_nodes"),
             ("rollout.oversample", 1.0, "take --train.async_enable with --train.partial_rollout_enable", "rollout.top_k"),
             ("rollout.oversample_max_held", 1, "leave it out", "rollout.top_k"),
             ("vllm.speculative_method", "ngram", "leave it out", "vllm.speculative_tokens"),

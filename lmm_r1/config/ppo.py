@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from lmm_r1.config.declared import Below, Needs, Within
-from lmm_r1.config.rl_models import AHEAD_TOKENS as AHEAD_TOKENS
 from lmm_r1.config.rl_models import CLIP_RANGES as CLIP_RANGES
 from lmm_r1.config.rl_models import CONSTANT as CONSTANT
 from lmm_r1.config.rl_models import DEFAULT_VERIFIER as DEFAULT_VERIFIER
@@ -427,7 +426,7 @@ class PPOConfig:
     @property
     def refers_to_base(self) -> bool:
         """Whether the reference is the policy with its LoRA adapters switched off."""
-        return self.algo.kl.init_coef > 0 and self.ds.lora.rank > 0 and self.ref.refresh_steps == 0
+        return self.algo.kl.init_coef > 0 and self.ds.lora.rank > 0
 
     @property
     def needs_reference_model(self) -> bool:

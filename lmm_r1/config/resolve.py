@@ -266,7 +266,6 @@ UNPLANNED: dict[str, object] = {
     "ds.enable_sleep": False,
     "ds.zero_stage": 2,
     "model.gradient_checkpointing_enable": False,
-    "ref.during_generation": False,
     "ref.offload": False,
     "train.colocate_all": False,
     "train.max_tokens_per_gpu": MOST_PASS_TOKENS,
@@ -321,7 +320,6 @@ _FREE = (
     "eval.",
     "local_rank",
     "logger.",
-    "ref.during_generation",
     "reward.deadline_s",
     "reward.remote_url",
     "reward.request_fields",
@@ -365,9 +363,6 @@ def unplanned(config: Trained) -> Trained:
     """Return the settings with what a plan has left open, or was not made for, as it is without one."""
     shares = isinstance(config, PPOConfig) and config.train.colocate_all
     defaults = UNPLANNED | (_SHARED_UNPLANNED if shares else {})
-    if isinstance(config, PPOConfig) and not shares and has_effect("ref.during_generation", config):
-        # Its GPUs have nothing else to do then.
-        defaults["ref.during_generation"] = True
     if isinstance(config, KDConfig):
         defaults |= _STUDENT_UNPLANNED
     known = dotted.leaf_types(type(config))

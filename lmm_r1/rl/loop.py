@@ -23,7 +23,7 @@ from lmm_r1.rl.filtering import why_dropped
 from lmm_r1.rl.mismatch import Mismatch, Modality
 from lmm_r1.rl.model_groups import Models, ask, scaling_metrics, updates_made
 from lmm_r1.rl.records import Recorder
-from lmm_r1.rl.resume import BestEvaluation, Checkpoints, MovingReference
+from lmm_r1.rl.resume import BestEvaluation, Checkpoints
 from lmm_r1.rl.rollouts import MadeRollout, Rollout, samples_generator
 from lmm_r1.rl.step import Learner, train_on
 from lmm_r1.rl.workers import KitPolicyActor
@@ -75,7 +75,6 @@ class RLRun:
         self.checkpoints = Checkpoints(
             config=config, models=models, best=BestEvaluation(key=config.ckpt.best_metric_key or "")
         )
-        self.reference = MovingReference(config=config, models=models)
         self.schedule = SaveSchedule.of(config.ckpt)
         self.stops = stops or StopRequests()
         self.step = self.saved_step = 0
@@ -139,7 +138,6 @@ class RLRun:
         self.step += 1
         self.updates_before = None
         self.position = made.position
-        self.reference.follow(self.step)
         self.recorder.step(self.step, metrics | self._run_metrics(made, began=began, taken=taken), made.rollout)
         states = self.states()
         if self.schedule.is_due(self.step):
@@ -160,8 +158,6 @@ class RLRun:
             metrics["timing/engines_wait"] = made.waited_s
             spans = {"generation": (made.began, made.ended), "update": (taken, now)}
             metrics |= self.folder.spans(spans, now=now)
-        if config.ref.refresh_steps:
-            metrics["reference_step"] = self.reference.step
         return metrics
 
     def _resume(self) -> bool:
@@ -174,7 +170,6 @@ class RLRun:
         if self.learner.kl_weight.target and "kl_coef" in states:
             self.learner.kl_weight.value = states["kl_coef"]
         self.step = self.saved_step = states["global_step"]
-        self.reference.restore(states)
         self.learner.send_weights()
         self.console.print(f"{self.folder.name} resumed at step {self.step}/{self.total_steps}")
         return True
@@ -185,7 +180,6 @@ class RLRun:
             "global_step": self.step,
             "data_loader_state_dict": dict(self.position),
             "kl_coef": self.learner.kl_weight.value,
-            "reference_step": self.reference.step,
         }
 
     def _save(self, states: Mapping[str, Any]) -> None:

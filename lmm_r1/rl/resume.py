@@ -1,9 +1,8 @@
-"""What an RL run saves of its models, and how it resumes: regular and best checkpoints, and a moving reference."""
+"""What an RL run saves of its models, and how it resumes: regular and best checkpoints."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,14 @@ from typing import Any
 import ray
 
 from lmm_r1.config import PPOConfig, checkpoint_folder
-from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, resume_point, whole_checkpoints
+from lmm_r1.host.checkpoint_folder import resume_point
 from lmm_r1.host.checkpoints import warn_of_passed_over
 from lmm_r1.host.strategy import KitStrategy, make_strategy
-from lmm_r1.rl.model_groups import Models, ask, worker_errors
-from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, KitReferenceActor, TrainedWorker
+from lmm_r1.rl.model_groups import Models, ask
+from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, TrainedWorker
 
 NEVER_BEST = "none"
 """The value of `--ckpt.best_metric_key` with which no checkpoint is saved as the best."""
-_REFERENCE_NAME = re.compile(r"step(\d+)\.pt")
 
 
 def model_folders(config: PPOConfig) -> list[Path]:
@@ -117,57 +115,3 @@ class Checkpoints:
             return {}
         return ask(self.models.policy, KitPolicyActor.get_checkpoint_states)[0] or {}
 
-
-@dataclass(kw_only=True)
-class MovingReference:
-    """The reference model of a run, which takes the policy's weights every `--ref.refresh_steps` steps."""
-
-    config: PPOConfig
-    models: Models
-    step: int = 0
-    """The step after which the policy had the reference's weights; 0 for the model that the run started from."""
-
-    def follow(self, step: int) -> None:
-        """Give the reference the policy's weights after a step, if it is due, and delete files no longer needed."""
-        every = self.config.ref.refresh_steps
-        if not every or step % every:
-            return
-        folder, before = checkpoint_folder(self.config), self.step
-        ask(self.models.policy, KitPolicyActor.write_reference, str(reference_file(folder, step)))
-        self.load(step)
-        saved = [] if self.config.ckpt.disable_ds else whole_checkpoints(folder / "_actor").values()
-        # If this step fails later, the step before may still be saved, with the reference that it had.
-        drop_references(folder, steps=[checkpoint.step for checkpoint in saved], kept=(before, step))
-
-    def restore(self, states: Mapping[str, Any]) -> None:
-        """Load the reference of a checkpoint; the model that the run started from is loaded anyway."""
-        if self.config.ref.refresh_steps and (step := states.get("reference_step")):
-            self.load(step)
-
-    def load(self, step: int) -> None:
-        """Load the weights that the policy had after a step from their file."""
-        assert self.models.reference is not None, "refused by config.checks"
-        file = str(reference_file(checkpoint_folder(self.config), step))
-        with worker_errors():
-            ask(self.models.reference, KitReferenceActor.load_reference, file)
-        self.step = step
-
-
-def reference_file(checkpoints: Path, step: int) -> Path:
-    """Return the file with the weights that the policy had after a step."""
-    return checkpoints / REFERENCE_FOLDER / f"step{step}.pt"
-
-
-def drop_references(checkpoints: Path, *, steps: Iterable[int], kept: Collection[int]) -> None:
-    """Delete the reference files that no checkpoint resumes with: each needs the newest one up to its step.
-
-    Args:
-        steps: the steps of the run's checkpoints.
-        kept: steps whose files stay, because a checkpoint that needs them may still be saved.
-    """
-    folder = checkpoints / REFERENCE_FOLDER
-    found = {int(match[1]): path for path in folder.glob("*.pt") if (match := _REFERENCE_NAME.fullmatch(path.name))}
-    needed = {max((step for step in found if step <= at), default=0) for at in steps} | set(kept)
-    for step, path in found.items():
-        if step not in needed:
-            path.unlink()

@@ -18,7 +18,7 @@ from lmm_r1.data.messages import PreferenceRow, Row, TextPart
 from lmm_r1.data.training_rows import check_prompt, dataset_paths, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
-from lmm_r1.host.checkpoint_folder import DELETING, REFERENCE_FOLDER, SAVING
+from lmm_r1.host.checkpoint_folder import DELETING, SAVING
 from lmm_r1.lmm_kits.checkpoint import stored_bytes
 from lmm_r1.lmm_kits.registry import stored_config
 from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
@@ -77,8 +77,7 @@ def _held(folder: Path) -> list[Path]:
 def left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
     """Return what `--ckpt.overwrite` deletes, including the remains of killed saves and evictions."""
     halves = [path for prefix in (SAVING, DELETING) for path in checkpoints.glob(f"{prefix}*")]
-    references = checkpoints.glob(REFERENCE_FOLDER)
-    return [*RunFolder.files(output), *_held(checkpoints), *halves, *references]
+    return [*RunFolder.files(output), *_held(checkpoints), *halves]
 
 
 def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
