@@ -190,6 +190,8 @@ ONLY_DEFAULTS = {
             ("ds.image_cache_gib", 2.0, "leave it out", "ds.zero_stage"),
             ("ds.use_universal_ckpt", False, "leave it out: runs resume on other numbers of GPUs", "ds.zero_stage"),
             ("ds.deepcompile", False, "leave it out: DeepCompile is not supported", "ds.zero_stage"),
+            ("eval.max_new_tokens", 1024, "leave it out", "data.multiturn"),
+            ("eval.reward", None, "measure answers with lmm-r1 evaluate", "data.multiturn"),
             ("local_rank", -1, "leave it out: Ray starts the workers", "data.prompt_dataset"),
             ("logger.wandb.mode", None, "set WANDB_MODE", "logger.wandb.group"),
             ("logger.worker_logs", False, "set LMM_R1_VERBOSE=1", "data.prompt_dataset"),

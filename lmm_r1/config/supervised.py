@@ -133,23 +133,6 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTEvalConfig(EvalConfig):
-    reward: Annotated[
-        str | None,
-        Needs(".dataset"),
-        Needs("ds.zero_stage!=3", because="no rank has the whole model to generate answers with"),
-        Needs("ds.tensor_parallel_size=1", because="no rank has the whole model to generate answers with"),
-    ] = None
-    """Verifier (`math`, `list:unordered`), function (FILE.py:NAME) or list, whose first part decides, that also judges a
-    greedy answer to every row, with ZeRO below stage 3.
-
-    None measures only the loss.
-    """
-    max_new_tokens: Annotated[int, Within("[1, inf)"), Needs(".reward")] = 1024
-    """Longest answer in tokens, limited by the room that the prompt leaves in data.max_len."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SFTLoggerConfig(LoggerConfig):
     stage_name: str = "sft"
     """Name of this stage in stage.json and in the report."""
@@ -165,7 +148,7 @@ class SFTConfig(SupervisedConfig):
         {
             "Train on the responses in a file of conversations": "--ckpt.output_dir runs/sft",
             "Train adapters instead of all weights, and measure a held-out file": "--ds.lora.rank 16"
-            " --eval.dataset held_out.jsonl --eval.reward math --ckpt.output_dir runs/lora",
+            " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
             "Take the settings from a file, some of them changed": "--adam.lr 1e-5"
             " --config examples/scripts/lmm_r1/configs/cold_start.yaml",
         },
@@ -181,8 +164,6 @@ class SFTConfig(SupervisedConfig):
     """Rows."""
     train: SFTTrainConfig = field(default_factory=SFTTrainConfig)
     """The training loop."""
-    eval: SFTEvalConfig = field(default_factory=SFTEvalConfig)
-    """Evaluation during training."""
     logger: SFTLoggerConfig = field(default_factory=SFTLoggerConfig)
     """Logs."""
 

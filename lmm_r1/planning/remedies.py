@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.shared import EIGHT_BIT
 from lmm_r1.errors import ListedError, UserError
@@ -227,8 +227,7 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Rem
         )
     # Over the GPUs of a model; one GPU has nobody to share with.
     several = any(model.gpus > 1 for device in plan.devices for model in device.models)
-    judges = isinstance(config, SFTConfig) and config.eval.reward is not None
-    if several and stage_of(config) != 3 and not config.ds.load_in_4bit and not judges:
+    if several and stage_of(config) != 3 and not config.ds.load_in_4bit:
         yield Remedy(settings={"ds.zero_stage": 3}, cost="The GPUs exchange weights in every pass.")
     if (
         (several or stage_of(config) == 3)

@@ -309,7 +309,7 @@ class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
 
     @classmethod
     def load(
-        cls, config: DPOConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
+        cls, config: DPOConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
     ) -> KeptRows[PreferenceRow]:
         return judged_rows(config, path, split=split, check=check)
 

@@ -6,7 +6,7 @@ import os
 import random
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from lmm_r1 import cpu
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import EngineDtype, Outcome, SamplingSettings, check_backend, prepare_process
+from lmm_r1.generation.engine import EngineDtype, EngineSettings, Outcome, SamplingSettings, check_backend, prepare_process
 from lmm_r1.generation.weight_sync import send_buckets, written_weights
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
@@ -32,7 +32,7 @@ from lmm_r1.models.rope_scaling import check_rope
 from lmm_r1.supervised.loop import TokenTerms
 from lmm_r1.supervised.models import SupervisedSession, prepare_frozen, prepare_policy
 from lmm_r1.supervised.samples import SFTSample
-from lmm_r1.supervised.sft import SFTRun, engine_settings, prompt_of
+from lmm_r1.supervised.sft import SFTRun
 from lmm_r1.train.update import Terms
 
 # The size of the probes that compare the processors of both models.
@@ -184,12 +184,18 @@ class StudentEngine:
         self.sampling = SamplingSettings(
             n_samples=1, temperature=rollout.temperature, top_p=rollout.top_p, max_new_tokens=rollout.max_new_tokens
         )
-        settings = engine_settings(
-            config,
-            rows,
+        settings = EngineSettings(
+            adapter=None,
             dtype=_DTYPES[config.ds.param_dtype],
+            max_model_len=config.data.max_len,
+            max_images=max(len(images_of(row.messages)) for row in rows),
+            max_videos=max(len(videos_of(row.messages)) for row in rows),
+            batch_rows=config.train.micro_batch_size,
+            tensor_parallel_size=1,
             gpu_memory_utilization=engine.gpu_memory_utilization,
             enforce_eager=engine.enforce_eager,
+            seed=config.train.seed,
+            trust_remote_code=config.train.trust_remote_code,
         )
         self.engine = VllmEngine(checkpoint.path, settings, checkpoint=checkpoint, in_training=True)
 
@@ -228,10 +234,16 @@ class StudentEngine:
             )
             return Outcome(index=number, row=row)
 
-        asked = [(number, prompt_of(row)) for number, row in zip(numbers, rows, strict=True)]
+        asked = [(number, _prompt_of(row)) for number, row in zip(numbers, rows, strict=True)]
         for _ in self.engine.outcomes(asked, outcome_of, responses_per_row=1):
             pass
         return [found.get(number) for number in numbers]
+
+
+def _prompt_of(row: Row) -> Row:
+    """Return a row without the assistant turn at its end."""
+    ends_answered = row.messages[-1].role == "assistant"
+    return replace(row, messages=row.messages[:-1]) if ends_answered else row
 
 
 DISTANCE, NLL, ON_POLICY = "kd_loss", "nll_loss", "on_policy"

@@ -106,25 +106,24 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def load(cls, config: ConfigT, path: str, *, split: str, check: RowCheck[Any], held_out: bool) -> KeptRows[Any]:
+    def load(cls, config: ConfigT, path: str, *, split: str, check: RowCheck[Any]) -> KeptRows[Any]:
         """Return the rows of a file; raises UserError if they cannot be trained or evaluated on.
 
         Args:
             check: raises UserError for a row that cannot be encoded.
-            held_out: the rows are for evaluation.
         """
 
     @classmethod
     def training_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
         """Return the rows of `--data.dataset`; raises UserError if they cannot be trained on, or are too few."""
         split = config.data.dataset_split
-        return blended_rows(config, lambda path: cls.load(config, path, split=split, check=check, held_out=False))
+        return blended_rows(config, lambda path: cls.load(config, path, split=split, check=check))
 
     @classmethod
     def evaluation_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
         """Return the rows of `--eval.dataset`; none without it."""
         split = config.eval.split
-        return evaluation_rows(config, lambda path: cls.load(config, path, split=split, check=check, held_out=True))
+        return evaluation_rows(config, lambda path: cls.load(config, path, split=split, check=check))
 
     @classmethod
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:

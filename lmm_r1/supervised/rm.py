@@ -141,7 +141,7 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
 
     @classmethod
     def load(
-        cls, config: RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
+        cls, config: RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
     ) -> KeptRows[PreferenceRow]:
         def check_row(row: PreferenceRow) -> PreferenceRow:
             if config.model.loss_type == "regression":

@@ -47,7 +47,7 @@ def check_first(config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions 
     _check_disk(config, model)
     rows = _training_rows(config, most=_FIRST_ROWS)
     for path in dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ():
-        _rows(config, path, split=config.eval.split, held_out=True, most=_FIRST_ROWS)
+        _rows(config, path, split=config.eval.split, most=_FIRST_ROWS)
     if all(map(is_read_directly, training_datasets(config)[0])):
         _check_lengths(config, rows, tokenizer=model / "tokenizer.json")
     if isinstance(config, PPOConfig) and config.reward.remote_url:
@@ -133,7 +133,7 @@ def _training_rows(config: PPOConfig | SupervisedConfig, *, most: int | None) ->
     return [row for path in training_datasets(config)[0] for row in _rows(config, path, split=split, most=most)]
 
 
-def _rows(config: Any, path: str, *, split: str, held_out: bool = False, most: int | None) -> list[Any]:
+def _rows(config: Any, path: str, *, split: str, most: int | None) -> list[Any]:
     """Return the first rows of a file; none of a name on the hub, or of a folder that `datasets` reads."""
     if not is_read_directly(path):
         return []
@@ -141,14 +141,14 @@ def _rows(config: Any, path: str, *, split: str, held_out: bool = False, most: i
     if isinstance(config, PPOConfig):
         read = partial(read_conversations, config, check=check_prompt)
     elif isinstance(config, SFTConfig):
-        read = partial(read_conversations, config, held_out=held_out)
+        read = partial(read_conversations, config)
     try:
         return list(read(path, split=split, max_rows=most).rows.values())
     except UserError:
         if most is None:
             raise
         # Of the whole file, so that the message lists all bad rows.
-        return _rows(config, path, split=split, held_out=held_out, most=None)
+        return _rows(config, path, split=split, most=None)
 
 
 def _check_lengths(
