@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from lmm_r1.config import PPOConfig, checkpoint_folder
+from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
@@ -245,16 +245,7 @@ class RLRun:
 
     def progress(self) -> Progress:
         """Return how far the run has come, and what of it is on disk."""
-        ckpt = self.config.ckpt
-        return Progress(
-            name=self.folder.name,
-            step=self.step,
-            total=self.total_steps,
-            saved=self.saved_step or None,
-            checkpoints=checkpoint_folder(self.config),
-            disabled=ckpt.disable_ds,
-            overwrite=ckpt.overwrite,
-        )
+        return Progress.of(self.config, step=self.step, total=self.total_steps, saved=self.saved_step)
 
 
 def total_steps(config: PPOConfig, *, num_rows: int) -> int:

@@ -59,7 +59,7 @@ from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
 from lmm_r1.scoring import RowChecker
-from lmm_r1.train.first_checks import no_prompt_fits, prompt_room, scorer_of
+from lmm_r1.scoring.sources import make_scorer
 from lmm_r1.train.start import (
     Frame,
     Plan,
@@ -126,8 +126,12 @@ def train(
     fitting = ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
     load = partial(_load, config, check=partial(_check_row, config, policy, environment, fitting, lengths=lengths))
     rows = blended_rows(config, partial(load, split=config.data.prompt_split))
-    if lengths and min(lengths) > prompt_room(config):
-        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens")
+    room = config.data.max_len - (1 if config.train.plays else wanted or 1)
+    if lengths and min(lengths) > room:
+        raise UserError(
+            f"--data.max_len {config.data.max_len} leaves {room} tokens for a prompt, and the shortest one's text and "
+            f"template have {min(lengths)} tokens; raise it"
+        )
     config = sized(config, rows=len(rows))
     eval_rows = evaluation_rows(config, partial(load, split=config.eval.split))
     prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
@@ -353,7 +357,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunct
     urls = config.reward.remote_url
 
     async def check() -> None:
-        scorer = scorer_of(config.reward, given=reward)
+        scorer = make_scorer(config.reward, given=reward)
         try:
             if isinstance(scorer, RowChecker):
                 scorer.check_rows(rows)

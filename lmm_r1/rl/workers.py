@@ -41,7 +41,7 @@ from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.losses import PolicyLoss, PolicyPass, value_loss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, merged
 from lmm_r1.train.publication import EMA_FOLDER, MovingAverage
-from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, update
+from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, prepared, update
 
 
 class ModelWorker(BaseModelActor):
@@ -146,20 +146,7 @@ class TrainedWorker(ModelWorker):
             steps: over which the learning rate is scheduled.
         """
         config, strategy = self.config, self.strategy
-        if config.actor.gradient_checkpointing_enable:
-            reentrant = config.actor.gradient_checkpointing_reentrant
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        optimizer = {
-            "optim": settings.optim,
-            "muon": vars(settings.muon),
-            "adam": vars(settings.adam),
-            "lr_scheduler": settings.lr_scheduler,
-            "lr_warmup_ratio": settings.lr_warmup_ratio,
-            "min_lr_ratio": settings.min_lr_ratio,
-            "max_norm": settings.max_norm,
-            "scheduler_steps": steps,
-        }
-        self.model, _, _ = strategy.prepare((model, optimizer))
+        self.model = prepared(strategy, model, settings, checkpointing=config.actor, steps=steps)
         self.states: dict[str, Any] = {}
         if config.ckpt.load_enable and self._checkpoints.exists():
             _, self.states = strategy.load_ckpt(self.engine, str(self._checkpoints))

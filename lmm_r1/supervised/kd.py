@@ -6,11 +6,10 @@ import os
 import random
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from PIL import Image, ImageChops
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
@@ -21,11 +20,10 @@ from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, i
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineDtype, EngineSettings, Outcome, SamplingSettings, check_backend, prepare_process
 from lmm_r1.generation.weight_sync import send_buckets, written_weights
-from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
+from lmm_r1.models.distillation import Distillation, Divergence
 from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
@@ -133,25 +131,6 @@ def _same_tensors(ours: EncodedPrompt, theirs: EncodedPrompt) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Teacher:
-    """The teacher model, which is not trained; every rank calls it equally often."""
-
-    actor: KitActor
-    group: dist.ProcessGroup | None
-    """The ranks that share sequences."""
-
-    @classmethod
-    def prepared(cls, config: KDConfig, strategy: KitStrategy) -> Teacher:
-        """Return the teacher under DeepSpeed, sharded with ZeRO-3."""
-        actor = prepare_frozen(config, strategy, path=teacher_path(config), offload=config.teacher.offload)
-        return cls(actor=actor, group=strategy.ring_attn_group)
-
-    def tokens(self, batch: list[ModelSample]) -> TeacherTokens:
-        """Return the hidden states and the output layer that make its logits at the batch's loss tokens."""
-        return self.actor.teacher_tokens(batch, ring_attn_group=self.group)
-
-
 _DTYPES: dict[str, EngineDtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -256,7 +235,7 @@ class KDRun(SFTRun[KDConfig]):
     shown = (DISTANCE,)
 
     def __init__(
-        self, *given: Any, teacher: Teacher, student_engine: StudentEngine | None = None, **learned: Any
+        self, *given: Any, teacher: KitActor, student_engine: StudentEngine | None = None, **learned: Any
     ) -> None:
         super().__init__(*given, **learned)
         self.teacher = teacher
@@ -273,7 +252,8 @@ class KDRun(SFTRun[KDConfig]):
     @classmethod
     def of(cls, session: SupervisedSession[KDConfig], **learned: Any) -> Self:
         student, config = prepare_policy(session), session.config
-        teacher = Teacher.prepared(config, session.strategy)
+        path, offload = teacher_path(config), config.teacher.offload
+        teacher = prepare_frozen(config, session.strategy, path=path, offload=offload)
         engine = StudentEngine(config, session.checkpoint, learned["rows"]) if config.rollout.on_policy_share else None
         return cls(session, student, teacher=teacher, student_engine=engine, **learned)
 
@@ -308,12 +288,10 @@ class KDRun(SFTRun[KDConfig]):
 
     def token_losses(self, batch: list[ModelSample]) -> TokenTerms:
         """Return the loss of each loss token, and its two parts."""
-        log_probs, output = self.actor(
-            batch,
-            return_output=True,
-            ring_attn_group=self.strategy.ring_attn_group,
-            distillation=Distillation(teacher=self.teacher.tokens(batch), divergence=self.divergence),
-        )
+        group = self.strategy.ring_attn_group
+        teacher = self.teacher.teacher_tokens(batch, ring_attn_group=group)
+        distillation = Distillation(teacher=teacher, divergence=self.divergence)
+        log_probs, output = self.actor(batch, return_output=True, ring_attn_group=group, distillation=distillation)
         coef, distance = self.config.model.kd_coef, output.divergence
         return TokenTerms(
             loss=coef * distance - (1 - coef) * log_probs,

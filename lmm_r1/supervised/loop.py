@@ -259,16 +259,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         return [bool(count) for count in counts.tolist()]
 
     def _progress(self, steps: int) -> Progress:
-        ckpt = self.config.ckpt
-        return Progress(
-            name=self.folder.name,
-            step=self.step,
-            total=steps,
-            saved=self.saved_step or None,
-            checkpoints=checkpoint_folder(self.config),
-            disabled=ckpt.disable_ds,
-            overwrite=ckpt.overwrite,
-        )
+        return Progress.of(self.config, step=self.step, total=steps, saved=self.saved_step)
 
     def _own_indices(self, step: int) -> list[int]:
         train, share = self.config.train, self.strategy.ds_device_mesh["dp"]

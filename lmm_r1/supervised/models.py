@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.train.stopping import StopRequests
+from lmm_r1.train.update import prepared
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
 
@@ -46,24 +47,12 @@ def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueM
     Raises UserError if it does not run on packed sequences.
     """
     config, strategy = session.config, session.strategy
-    if config.model.gradient_checkpointing_enable:
-        model.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})
-    optimizer = {
-        "optim": config.optim,
-        "muon": asdict(config.muon),
-        "adam": asdict(config.adam),
-        "lr_scheduler": config.lr_scheduler,
-        "lr_warmup_ratio": config.lr_warmup_ratio,
-        "min_lr_ratio": config.min_lr_ratio,
-        "max_norm": config.max_norm,
-        "scheduler_steps": session.steps,
-    }
-    prepared, _, _ = strategy.prepare((model, optimizer))
-    run = None if prepared is model else prepared
+    trained = prepared(strategy, model, config, checkpointing=config.model, steps=session.steps)
+    run = None if trained is model else trained
     check_packing(model, run=run, group=strategy.ring_attn_group, longest=config.data.max_len)
     if config.model.aux_loss_coef:
-        prepared.balance_experts()
-    return prepared
+        trained.balance_experts()
+    return trained
 
 
 def prepare_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lmm_r1.config import PPOConfig, SupervisedConfig, checkpoint_folder
 from lmm_r1.config.shared import CheckpointConfig
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import in_worker, sentence_of, write_atomically
@@ -143,6 +144,20 @@ class Progress:
     """Whether the run writes no checkpoints."""
     overwrite: bool
     """Whether repeating the same command would delete the checkpoints."""
+
+    @classmethod
+    def of(cls, config: PPOConfig | SupervisedConfig, *, step: int, total: int, saved: int) -> Progress:
+        """Return the progress of a run; `saved` is 0 if nothing is saved."""
+        ckpt = config.ckpt
+        return cls(
+            name=config.logger.stage_name,
+            step=step,
+            total=total,
+            saved=saved or None,
+            checkpoints=checkpoint_folder(config),
+            disabled=ckpt.disable_ds,
+            overwrite=ckpt.overwrite,
+        )
 
     def describe(self) -> str:
         """Return where the run stopped, what is saved and how to resume."""

@@ -45,7 +45,7 @@ def kd_run(**flags: object) -> KDRun:
         rows=[],
         encode=RowEncoder.of(config, kit=kit, processor=None),
         filler=SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None),
-        teacher=SimpleNamespace(tokens=lambda batch: ("tokens of", batch)),
+        teacher=SimpleNamespace(teacher_tokens=lambda batch, ring_attn_group: ("tokens of", batch)),
     )
 
 

@@ -1,21 +1,16 @@
 """Faults of a training's input are found before torch and Ray are loaded; a reward function is called once for it."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from helpers.commands import ANSWERED, QUESTION, ppo, supervised, write_rows
-from helpers.conversations import message, row
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.scoring import Moment, made_up
-from lmm_r1.scoring.functions import FunctionScorer
-from lmm_r1.train.first_checks import check_first, scorer_of
+from lmm_r1.train.first_checks import check_first
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = """
@@ -43,22 +38,12 @@ RL: list[tuple[dict[str, object], int | None, str]] = [
         "rows.jsonl line 1: reward_func in --reward.remote_url columns.py asks",
     ),
     ({"reward.remote_url": "mth"}, None, "--reward mth: unknown verifier"),
-    (
-        {"data.max_len": 5},
-        None,
-        "--data.max_len 5 leaves 4 tokens for a prompt, and the shortest one's text alone has",
-    ),
     ({"ckpt.output_dir": "done"}, None, "--ckpt.output_dir done: this stage is finished"),
     ({}, 1000, "--ckpt.output_dir out: its disk has 0.00 GiB free"),
 ]
 SFT: list[tuple[dict[str, object], int | None, str]] = [
     ({"data.dataset": "no.jsonl"}, None, "no row file no.jsonl; check the path"),
     ({"data.input_key": "turns"}, None, 'rows.jsonl line 1: no field "turns" (found: messages, answer); name it'),
-    (
-        {"data.max_len": 4},
-        None,
-        "--data.max_len 4 leaves 4 tokens for a prompt, and the shortest one's text alone has",
-    ),
     ({}, 1000, "--ckpt.output_dir out: its disk has 0.00 GiB free"),
 ]
 
@@ -96,39 +81,20 @@ def test_a_fault_is_refused_before_torch_and_ray_are_loaded(tiny_checkpoint, tmp
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-REWARD = """
-import json
-CALLS = 0
-def reward_func(queries, prompts, labels, step):
-    global CALLS
-    CALLS += 1
-    return {"rewards": [1.0] * len(queries), "extra_logs": {"calls": [CALLS] * len(queries), "step": [step] * len(queries)}}
-"""
-
-
 def config(folder: Path, model: Path, **changes: object) -> PPOConfig:
     given = {"actor.model_name_or_path": str(model), "data.prompt_dataset": str(folder / "rows.jsonl"), **changes}
     return resolve(dotted.replace(PPOConfig(), {"ckpt.output_dir": str(folder / "out"), **given}))
 
 
-def test_a_reward_function_is_loaded_once_and_called_once_on_the_first_row(tiny_checkpoint, tmp_path):
+def test_a_reward_function_is_called_once_on_the_first_row(tiny_checkpoint, tmp_path):
     write_rows(tmp_path, QUESTION)
-    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "reward.py").write_text(
+        "from pathlib import Path\n"
+        "def reward_func(queries, prompts, labels, step):\n"
+        "    with Path(__file__).with_name('calls').open('a') as calls:\n"
+        "        calls.write(f'{step} {labels[0]};')\n"
+        "    return [1.0] * len(queries)\n"
+    )
     settings = config(tmp_path, tiny_checkpoint("llm"), **{"reward.remote_url": str(tmp_path / "reward.py")})
     check_first(settings)
-    scorer = scorer_of(settings.reward, given=None)
-    assert isinstance(scorer, FunctionScorer)
-    # The second call of the same process.
-    response = made_up(row(message("user", "1+1?")), "2", moment=Moment(step=5, held_out=False))
-    [score] = asyncio.run(scorer.rewards([response]))
-    assert score.parts == {"calls": 2.0, "step": 5.0}
-    asyncio.run(scorer.close())
-
-
-def test_rows_after_the_first_are_read_before_a_run_is_refused_for_its_length(tiny_checkpoint, tmp_path):
-    long = {**QUESTION, "messages": [{"role": "user", "content": "What is one and one? " * 20}]}
-    write_rows(tmp_path, *[long] * 256, QUESTION)
-    settings = {"reward.remote_url": "exact", "data.system_prompt": "none"}
-    check_first(config(tmp_path, tiny_checkpoint("llm"), **settings, **{"data.max_len": 40}))
-    with pytest.raises(ValueError, match=r"--data\.max_len 5 leaves 4 tokens for a prompt"):
-        check_first(config(tmp_path, tiny_checkpoint("llm"), **settings, **{"data.max_len": 5}))
+    assert (tmp_path / "calls").read_text() == f"1 {QUESTION['answer']};"
