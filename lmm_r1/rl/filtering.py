@@ -174,32 +174,6 @@ class GroupFilter:
             )
         return sample.scored.parts[self.part]
 
-    def why(self, reason: DropReason, count: int) -> tuple[str, str]:
-        """Return a phrase that `count` groups were dropped for a reason, and what to do about it."""
-        if reason == "function":
-            assert self.function is not None, "it has dropped them"
-            return (
-                f"{count} groups had no sample that --algo.experience_filter {self.function.spec} keeps",
-                "look at what it returns",
-            )
-        advice = (
-            "take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
-            "--algo.dynamic_filtering_enable out"
-        )
-        if reason == "std":
-            return (
-                f"{count} groups had rewards with a standard deviation below --algo.dynamic_filtering_min_std "
-                f"{self.min_std:g}",
-                advice,
-            )
-        assert self.bounds is not None, "it has dropped them"
-        low, high = self.bounds
-        what = "score" if self.part is None else self.part
-        return (
-            f"{count} groups had a mean {what} that was not strictly between {low:g} and {high:g}, as "
-            "--algo.dynamic_filtering_range asks",
-            advice,
-        )
 
 
 def deviation(samples: Sequence[Sample]) -> float:
@@ -224,21 +198,6 @@ def counts(dropped: Iterable[DroppedGroup]) -> dict[DropReason, int]:
     """Return how many groups were dropped for each reason that occurs, in the order of `DropReason`."""
     found = Counter(group.reason for group in dropped)
     return {reason: found[reason] for reason in get_args(DropReason) if found[reason]}
-
-
-def rewards_summary(dropped: Sequence[DroppedGroup]) -> str:
-    """Return a summary of the rewards of dropped groups: `in 3 groups all are 0, in 1 all are 1, in 2 they differ
-    (0.5 to 1.5)`."""
-    equal = Counter(group.rewards[0] for group in dropped if len(set(group.rewards)) == 1)
-    phrases = [f"in {count} groups all are {value:g}" for value, count in equal.most_common(3)]
-    others = sum(equal.values()) - sum(count for _, count in equal.most_common(3))
-    if others:
-        phrases.append(f"in {others} all are equal to some other number")
-    differing = [value for group in dropped if len(set(group.rewards)) > 1 for value in group.rewards]
-    if differing:
-        number = sum(len(set(group.rewards)) > 1 for group in dropped)
-        phrases.append(f"in {number} they differ ({min(differing):g} to {max(differing):g})")
-    return ", ".join(phrases)
 
 
 @dataclass(kw_only=True)
@@ -313,11 +272,21 @@ def why_dropped(
     group_filter: GroupFilter, dropped: Sequence[DroppedGroup], *, overlong: int, refused: int, max_len: int
 ) -> str:
     """Return why a step's groups were dropped, which rewards they had, and what to do about it."""
-    phrases = [group_filter.why(reason, count) for reason, count in counts(dropped).items()]
-    if overlong:
-        phrases.append((f"{overlong} prompts left no room for a response", f"raise --data.max_len {max_len}"))
-    if refused:
-        phrases.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
-    reasons = ", and ".join(reason for reason, _ in phrases)
-    rewards = [f"of the dropped groups' rewards, {rewards_summary(dropped)}"] if dropped else []
-    return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in phrases)])
+    number, (low, high) = counts(dropped), group_filter.bounds or (0.0, 0.0)
+    bounds = f"strictly between {low:g} and {high:g}, as --algo.dynamic_filtering_range asks"
+    least = f"below --algo.dynamic_filtering_min_std {group_filter.min_std}"
+    others = (
+        "take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
+        "--algo.dynamic_filtering_enable out"
+    )
+    listed = [
+        (number.get("range"), f"groups had a mean {group_filter.part or 'score'} that was not {bounds}", others),
+        (number.get("std"), f"groups had rewards with a standard deviation {least}", others),
+        (number.get("function"), "groups had no sample that --algo.experience_filter keeps", "look at what it returns"),
+        (overlong, "prompts left no room for a response", f"raise --data.max_len {max_len}"),
+        (refused, "prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"),
+    ]
+    phrases = [(f"{count} {reason}", advice) for count, reason, advice in listed if count]
+    rewards = [reward for group in dropped for reward in group.rewards]
+    span = [f"the rewards of dropped groups are {min(rewards):g} to {max(rewards):g}"] if rewards else []
+    return "; ".join([", and ".join(reason for reason, _ in phrases), *span, *dict.fromkeys(to_do for _, to_do in phrases)])

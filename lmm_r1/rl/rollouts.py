@@ -21,7 +21,7 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.rl.filtering import DroppedGroup, Gathered, GroupFilter
-from lmm_r1.rl.model_groups import sleep, wake, worker_errors
+from lmm_r1.rl.model_groups import worker_errors
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 from remote_rm.verifier import Score
@@ -199,9 +199,13 @@ class KitSamplesGenerator:
     @contextmanager
     def _awake(self) -> Iterator[None]:
         """Let the engines generate within the block."""
-        wake(self.vllm_engines, self.config)
+        sleeps = self.config.vllm.enable_sleep
+        if sleeps:
+            # Engines that woke up for new weights get the memory of their KV cache.
+            ray.get([engine.wake_up.remote() for engine in self.vllm_engines])
         yield
-        sleep(self.vllm_engines, self.config)
+        if sleeps:
+            ray.get([engine.sleep.remote() for engine in self.vllm_engines])
 
     def _gather(self, gathered: Gathered, prompts: PromptStream, settings: GroupSettings) -> None:
         """Fill a step in rounds: each replaces the groups that the one before dropped."""

@@ -410,31 +410,28 @@ class KitCriticActor(TrainedWorker):
             self.strategy.save_model(self.model, processor, f"{self.config.ckpt.output_dir}_critic")
 
 
-class KitReferenceActor(ModelWorker):
+class FrozenWorker(ModelWorker):
+    """A rank of a model that is not trained."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
+        """Load the model; raises UserError if it cannot be used."""
+        self._begin(strategy)
+        offload = self.config.ref.offload if self.role == "reference" else self.config.reward.offload
+        self.model = strategy.prepare(self._load(pretrain, offload=bool(offload)))
+        self.model.eval()
+        self._check_packing()
+
+
+class KitReferenceActor(FrozenWorker):
     """A rank of the reference."""
 
     role = "reference"
 
-    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        """Load the reference; raises UserError if it cannot be used."""
-        self._begin(strategy)
-        self.model = strategy.prepare(self._load(pretrain, offload=bool(self.config.ref.offload)))
-        self.model.eval()
-        self._check_packing()
 
-
-
-class KitRewardActor(ModelWorker):
+class KitRewardActor(FrozenWorker):
     """A rank of the reward model."""
 
     role = "reward"
-
-    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        """Load the reward model; raises UserError if it cannot be used."""
-        self._begin(strategy)
-        self.model = strategy.prepare(self._load(pretrain, offload=self.config.reward.offload))
-        self.model.eval()
-        self._check_packing()
 
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)
