@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from lmm_r1.data.messages import NO_PROMPT, Message
-from lmm_r1.data.sample import Said
+from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import locked, write_atomically, write_bytes_atomically
@@ -55,11 +54,7 @@ from lmm_r1.records.metrics import (
 from lmm_r1.records.rollouts import (
     IMAGES_FOLDER,
     ROLLOUTS_FILE,
-    RecordedTurn,
     RolloutLog,
-    SampledResponse,
-    append_rollout,
-    keep_turns,
     read_rollouts,
 )
 from lmm_r1.records.session import SESSION_FILE, TrainingSession, kept_session, read_session, running_elsewhere
@@ -133,7 +128,7 @@ class RunFolder:
         with locked(self.path / LOCK_FILE, output=output):
             if (other := running_elsewhere(self.path)) is not None:
                 raise UserError(
-                    f"{output}: process {other.pid} on {other.table.host} is training in it; stop it, or choose another "
+                    f"{output}: process {other.pid} on {other.host} is training in it; stop it, or choose another "
                     "folder"
                 )
             yield
@@ -218,16 +213,6 @@ class RunFolder:
         first, began = self._first
         return f"  {_clock((time.time() - began) / (step - first) * (total - step))} left"
 
-    def rollout(
-        self, response: SampledResponse, *, messages: Sequence[Message], location: str
-    ) -> list[dict[str, Any]]:
-        """Append one sampled response with its prompt, and return the prompt as written; see `append_rollout`."""
-        return append_rollout(self.path, response, messages=messages, location=location)
-
-    def turns(self, said: Sequence[Said], *, location: str) -> tuple[RecordedTurn, ...]:
-        """Return the turns of an episode as recorded; each picture is stored once under images/."""
-        return keep_turns(said, folder=self.path, location=location)
-
     def left_out(self, rows: Sequence[LeftOutRow]) -> None:
         """Write the rows that the run leaves out, including those that earlier sessions found during training."""
         path = self.path / LEFT_OUT_FILE
@@ -257,9 +242,9 @@ class RunFolder:
         now = time.time()
         seconds = now - self.started
         first = self.started if self._first_started is None else self._first_started
-        write_stage(
-            self.path, name=self.name, kind=self.kind, steps=steps, seconds=seconds, started=first, finished=now
-        )
+        times = [datetime.fromtimestamp(at, tz=timezone.utc).isoformat(timespec="seconds") for at in (first, now)]
+        stage = {"name": self.name, "kind": self.kind, "steps": steps, "seconds": round(seconds, 1)}
+        write_json_object(self.path / STAGE_FILE, {**stage, "started_at": times[0], "finished_at": times[1]})
         return f"{self.name}: {steps} steps in {_clock(seconds)}; the model is in {self.path}"
 
 
@@ -295,27 +280,6 @@ class StageSummary:
     started_at: datetime
     """The start of the first session, with a time zone; without one, derived from the metrics."""
     finished_at: datetime | None = None
-
-
-def write_stage(
-    folder: Path, *, name: str, kind: str, steps: int, seconds: float, started: float, finished: float
-) -> None:
-    """Write the stage.json of a run folder."""
-    stage = StageSummary(
-        name=name,
-        kind=kind,
-        steps=steps,
-        seconds=round(seconds, 1),
-        started_at=datetime.fromtimestamp(started, tz=timezone.utc),
-        finished_at=datetime.fromtimestamp(finished, tz=timezone.utc),
-    )
-    write_json_object(
-        folder / STAGE_FILE,
-        {
-            field: value.isoformat(timespec="seconds") if isinstance(value, datetime) else value
-            for field, value in asdict(stage).items()
-        },
-    )
 
 
 def read_stage(folder: Path) -> StageSummary:

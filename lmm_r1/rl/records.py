@@ -17,7 +17,7 @@ from lmm_r1.config.rewards import format_prompt, reward_functions
 from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.media_store import fetch_pictures
-from lmm_r1.records.rollouts import SampledResponse, shown_messages
+from lmm_r1.records.rollouts import SampledResponse, append_rollout, keep_turns, shown_messages
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation, Trackers, make_generation
 from lmm_r1.rl.filtering import counts
@@ -100,10 +100,11 @@ class Recorder:
         """
         sample = fetch_pictures(sample)
         place = sample.row.location
-        said = () if sample.played is None else self.folder.turns(sample.played.said, location=place)
+        folder = self.folder.path
+        said = () if sample.played is None else keep_turns(sample.played.said, folder=folder, location=place)
         response = SampledResponse.of(sample, said=said, **noted)
-        written = self.folder.rollout(response, messages=shown_messages(sample), location=place)
-        return make_generation(response, messages=written, folder=self.folder.path)
+        written = append_rollout(folder, response, messages=shown_messages(sample), location=place)
+        return make_generation(response, messages=written)
 
     def _print(self, step: int, line: Mapping[str, Any], parts: Mapping[str, float], rollout: Rollout) -> None:
         shown = "  ".join(f"{name} {value:.3f}" for name, value in parts.items() if value or name not in _FAILURES)
