@@ -146,9 +146,7 @@ CASES: dict[str, Case] = {
         | {"algo.advantage.is_correction_level": "seq", "algo.advantage.is_correction_mode": "clip"}
         | {"reward.overlong_buffer_len": 56, "reward.stop_properly_penalty_coef": 0.5},
     ),
-    "gemma3": Case(
-        kit="gemma3", media=IMAGES, flags={"algo.advantage.estimator": "grpo_passk", "algo.advantage.pass_k": 2}
-    ),
+    "gemma3": Case(kit="gemma3", media=IMAGES),
     "phi4": Case(
         kit="phi4_multimodal",
         media=IMAGES,

@@ -168,6 +168,7 @@ ONLY_DEFAULTS = {
         flag: OnlyDefault(value, instead, next_to)
         for flag, value, instead, next_to in (
             ("muon.momentum", 0.95, "leave it out", "muon.lr"),
+            ("algo.advantage.pass_k", 4, "write the estimator into a file: docs/extending.md", "algo.advantage.gamma"),
             ("actor.muon.momentum", 0.95, "leave it out", "actor.muon.lr"),
             ("agent.overturn_penalty", 1.0, "leave it out, or scale the environment's rewards", "agent.overturn"),
             ("agent.prefix_caching", True, "take --vllm.no_enable_prefix_caching", "agent.max_turns"),

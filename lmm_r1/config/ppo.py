@@ -51,12 +51,8 @@ class AdvantageConfig:
         Needs("reward.model_name_or_path=None", when="remax", because=SERVED.because),
         Needs("train.agent_func_path=None", when="remax", because="OpenRLHF's executors play no greedy episodes"),
     ] = "reinforce_baseline"
-    """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, remax subtracts the reward of a
-    greedy response, and grpo_passk rewards the best of pass_k responses. FILE.py:NAME is a function of your own."""
-    pass_k: Annotated[
-        int, Within("[1, inf)"), Needs(".estimator=grpo_passk"), Below("rollout.n_samples_per_prompt")
-    ] = 4
-    """Responses of which the best counts, for grpo_passk."""
+    """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, and remax subtracts the reward of a
+    greedy response. FILE.py:NAME is a function of your own."""
     gamma: Annotated[float, Within("[0, 1]")] = 1.0
     """Discount per token."""
     lambd: Annotated[float, Within("[0, 1]"), Needs(".estimator=gae")] = 1.0

@@ -20,11 +20,11 @@ MOST_GPU_PASS_TOKENS = 65536
 """The same on a GPU with spare memory: larger passes are no faster per token."""
 
 EstimatorName: TypeAlias = Literal[
-    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
+    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax"
 ]
 """Each is the name of a function in `lmm_r1.rl.advantages`."""
 # They compare a response with others to the same prompt, so a group of one has no advantage.
-GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
+GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
 """Each is the name of a function in `lmm_r1.rl.losses`."""
 LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -224,7 +224,6 @@ def _rewarded_rollout(
         lambd=settings.lambd,
         divide=not settings.no_std_norm,
         greedy=torch.tensor([[_given(sample.reward)] for sample in greedy], dtype=torch.double) if greedy else None,
-        pass_k=settings.pass_k,
     )
 
 

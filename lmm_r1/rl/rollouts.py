@@ -161,8 +161,7 @@ class KitSamplesGenerator:
         gathered = Gathered(count=count, filter=self.group_filter, recorded=self.config.logger.rollouts_per_step)
         with self._awake():
             self._gather(gathered, prompts, settings)
-        groups = with_all_logs(gathered.groups)
-        check_parts(groups)
+        groups = with_all_parts(gathered.groups)
         check_loss_tokens(groups)
         members = [(number, sample) for number, group in enumerate(groups) for sample in group]
         given: dict[str, Any] = {"max_len": self.settings.max_len, "logs_masked": self.group_filter.masks}
@@ -319,34 +318,24 @@ def solve_rate(group: Sequence[Sample]) -> float | None:
     return fmean(scores) if scores else None
 
 
-def with_all_logs(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-    """Return a step's groups with all values that episodes log in the parts of all samples, 0 for those without."""
-    names = sorted(
-        {name for group in groups for sample in group if sample.played is not None for name in sample.played.logs}
-    )
-    if not names:
-        return [list(group) for group in groups]
-    return [[_with_logs(sample, names) for sample in group] for group in groups]
+def with_all_parts(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+    """Return a step's groups whose rewards all have the same parts, with what episodes log; 0 for a part that one lacks."""
+    own = [[_parts_of(sample) for sample in group] for group in groups]
+    names = list(dict.fromkeys(name for group in own for parts in group for name in parts))
+    return [
+        [
+            sample
+            if sample.reward is None
+            else replace(sample, reward=replace(sample.reward, parts={name: parts.get(name, 0.0) for name in names}))
+            for sample, parts in zip(group, its, strict=True)
+        ]
+        for group, its in zip(groups, own, strict=True)
+    ]
 
 
-def _with_logs(sample: Sample, names: Sequence[str]) -> Sample:
-    if sample.played is None or sample.reward is None:
-        return sample
-    logs = {f"agent/{name}": sample.played.logs.get(name, 0.0) for name in names}
-    return replace(sample, reward=replace(sample.reward, parts={**sample.reward.parts, **logs}))
-
-
-def check_parts(groups: Sequence[Sequence[Sample]]) -> None:
-    """Raise UserError if the rewards of a step have different parts: their means would cover only some samples."""
-    samples = [sample for group in groups for sample in group if sample.reward is not None]
-    for sample in samples:
-        first, own = (set(one.scored.parts) for one in (samples[0], sample))
-        if first != own:
-            known, found = (", ".join(sorted(names)) or "none" for names in (first, own))
-            raise UserError(
-                f"{sample.row.location}: --reward.remote_url gives a response the parts {found}, and one to "
-                f"{samples[0].row.location} the parts {known}; give all responses the same parts, 0.0 for one that does not apply"
-            )
+def _parts_of(sample: Sample) -> dict[str, float]:
+    logs = {} if sample.played is None else {f"agent/{name}": value for name, value in sorted(sample.played.logs.items())}
+    return {} if sample.reward is None else {**sample.reward.parts, **logs}
 
 
 def check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:

@@ -6,7 +6,6 @@ import pytest
 from helpers.conversations import message, row
 from ray import cloudpickle
 
-from lmm_r1.api.functions import train_rl
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import ScoredResponse
