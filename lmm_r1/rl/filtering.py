@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import fmean
 from typing import get_args
 
@@ -17,8 +16,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import FILTER_NAME
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import advice, failure, find_user_function, module_of
-from lmm_r1.files.user_process import FunctionFailed, Served, Steps, UserProcess, called
+from lmm_r1.files.user_code import load_user_function
 from lmm_r1.records.rollouts import DropReason
 from lmm_r1.rl.advantages import group_deviations
 
@@ -35,7 +33,7 @@ class ExperienceFilter:
     def __init__(self, spec: str) -> None:
         """Import the file; raises UserError if it has no such function."""
         self.spec = spec
-        self._process = UserProcess(partial(_served, spec), what=f"{FLAG} {spec}")
+        self._function = load_user_function(spec, default=FILTER_NAME, flag=FLAG)
 
     def __call__(self, group: Sequence[Sample], *, step: int | None) -> list[bool]:
         """Return for each sample whether it is kept; raises UserError, with the file's line, if the function fails.
@@ -43,32 +41,21 @@ class ExperienceFilter:
         Args:
             step: the step that trains on the group.
         """
-        return self._process.ask([_shown(sample, step=step) for sample in group]).answer.result()
-
-
-def _served(spec: str) -> Served:
-    """Return a filter as its process serves it; raises UserError if the file has no such function."""
-    function = find_user_function(spec, default=FILTER_NAME, flag=FLAG)
-
-    def answer(samples: Sequence[Mapping[str, object]]) -> Steps:
-        group = f"for the group of {samples[0]['location']}"
-        count = len(samples)
+        samples = [_shown(sample, step=step) for sample in group]
+        place, count = f"for the group of {samples[0]['location']}", len(samples)
         try:
-            reply = yield from called(function, samples)
-        except BaseException as error:  # the user's own code, which may raise anything
-            place, said = failure(error, modules=(module_of(FILTER_NAME),))
-            raise FunctionFailed(f"{FLAG}{place or f' {spec}'}: it raised {said}, {group}{advice(error)}") from error
+            reply = self._function(samples)
+        except UserError as error:
+            raise UserError(f"{error}, {place}") from error
         if isinstance(reply, bool):
             return [reply] * count
         kept = reply.tolist() if hasattr(reply, "tolist") else reply
         if not isinstance(kept, list | tuple) or len(kept) != count or any(type(its) is not bool for its in kept):
             raise UserError(
-                f"{FLAG} {spec}: it returned {str(reply)[:200]} {group}; return True or False for the whole group, "
+                f"{FLAG} {self.spec}: it returned {str(reply)[:200]} {place}; return True or False for the whole group, "
                 f"or a list of {count} of them, one for each sample"
             )
         return list(kept)
-
-    return Served(answer=answer)
 
 
 def _shown(sample: Sample, *, step: int | None) -> dict[str, object]:

@@ -155,7 +155,7 @@ def train(
         callbacks=callbacks,
         processes=lambda config: nullcontext(),
     ) as frame:
-        _train(frame, policy, rows=rows, eval_rows=eval_rows, reward=reward)
+        _train(frame, rows=rows, eval_rows=eval_rows, reward=reward)
 
 
 def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
@@ -170,8 +170,7 @@ def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
 
 
 def _train(
-    frame: Frame[PPOConfig, None],
-    policy: Checkpoint,
+    frame: Frame[PPOConfig],
     *,
     rows: Sequence[Row],
     eval_rows: Sequence[Row],
@@ -188,7 +187,7 @@ def _train(
     every = [*rows, *eval_rows]
     max_videos = max(len(videos_of(row.messages)) for row in every)
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in every)
-    if config.train.plays and policy.kit.takes_images:
+    if config.train.plays and frame.checkpoint.kit.takes_images:
         max_images += config.agent.max_images
     engines, models = _start_workers(config, max_images=max_images, max_videos=max_videos, reward=reward)
     run = RLRun(
@@ -200,7 +199,7 @@ def _train(
         folder=folder,
         stops=stops,
         trackers=frame.trackers,
-        disagreeing=frozenset({"image", "video"}) if disagrees(policy) else frozenset(),
+        disagreeing=frozenset({"image", "video"}) if disagrees(frame.checkpoint) else frozenset(),
     )
     _load_models(config, models, engines, num_rows=len(rows))
     done = run.fit()

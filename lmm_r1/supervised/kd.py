@@ -28,9 +28,10 @@ from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
 from lmm_r1.supervised.loop import TokenTerms
-from lmm_r1.supervised.models import SupervisedSession, prepare_frozen, prepare_policy
+from lmm_r1.supervised.models import prepare_frozen, prepare_policy
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import SFTRun
+from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Terms
 
 # The size of the probes that compare the processors of both models.
@@ -250,7 +251,7 @@ class KDRun(SFTRun[KDConfig]):
             check_sampled(config, checkpoint)
 
     @classmethod
-    def of(cls, session: SupervisedSession[KDConfig], **learned: Any) -> Self:
+    def of(cls, session: Frame[KDConfig], **learned: Any) -> Self:
         student, config = prepare_policy(session), session.config
         path, offload = teacher_path(config), config.teacher.offload
         teacher = prepare_frozen(config, session.strategy, path=path, offload=offload)

@@ -34,8 +34,8 @@ from lmm_r1.supervised import (
     updates_per_epoch,
 )
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
-from lmm_r1.supervised.models import ConfigT, SupervisedSession
-from lmm_r1.train.start import blended_rows, evaluation_rows
+from lmm_r1.supervised.models import ConfigT
+from lmm_r1.train.start import Frame, blended_rows, evaluation_rows
 from lmm_r1.train.stopping import Progress, SaveSchedule
 from lmm_r1.train.update import Counts, Step, Terms, update
 
@@ -70,7 +70,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     def __init__(
         self,
-        session: SupervisedSession[ConfigT],
+        session: Frame[ConfigT],
         actor: Any,
         *,
         rows: Sequence[RowT],
@@ -136,7 +136,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def of(cls, session: SupervisedSession[ConfigT], **learned: Any) -> Self:
+    def of(cls, session: Frame[ConfigT], **learned: Any) -> Self:
         """Return the run of a session, with its models loaded.
 
         Args:

@@ -1,16 +1,15 @@
-"""The models of a supervised run, and the session that its processes share."""
+"""The models of a supervised run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from lmm_r1.config import DPOConfig, SupervisedConfig, model_path
 from lmm_r1.host.strategy import KitStrategy
-from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.loading import load_settings, trained_settings
@@ -18,30 +17,13 @@ from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import Trackers
-from lmm_r1.train.stopping import StopRequests
+from lmm_r1.train.start import Frame
 from lmm_r1.train.update import prepared
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SupervisedSession(Generic[ConfigT]):
-    """A run between its start and its end, as each process has it."""
-
-    config: ConfigT
-    checkpoint: Checkpoint
-    """The model that is trained."""
-    strategy: KitStrategy
-    folder: RunFolder
-    stops: StopRequests
-    trackers: Trackers
-    steps: int
-    """Updates of the whole run, which the schedule of the learning rate covers."""
-
-
-def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueModel) -> Any:
+def prepare_trained(session: Frame[Any], model: KitActor | KitValueModel) -> Any:
     """Return a loaded model with its optimizer under DeepSpeed, which wraps all of a value model.
 
     Raises UserError if it does not run on packed sequences.
@@ -55,7 +37,7 @@ def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueM
     return trained
 
 
-def prepare_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
+def prepare_policy(session: Frame[Any], *, share_prefix: bool = False) -> KitActor:
     """Return the trained model under DeepSpeed."""
     settings = trained_settings(session.config, share_prefix=share_prefix)
     path, ds_config = model_path(session.config), session.strategy.get_ds_train_config()

@@ -20,8 +20,9 @@ from lmm_r1.supervised import RowCheck, judged_rows, passes
 from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, sides_for_model, sides_of
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained
+from lmm_r1.supervised.models import model_path, prepare_trained
 from lmm_r1.supervised.samples import SFTSample
+from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
 
 
@@ -165,7 +166,7 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         return sides_of(rows)
 
     @classmethod
-    def of(cls, session: SupervisedSession[RMConfig], **learned: Any) -> Self:
+    def of(cls, session: Frame[RMConfig], **learned: Any) -> Self:
         """Return the run of a session, with the value head of the checkpoint if it has one."""
         config = session.config
         model = KitValueModel(

@@ -19,8 +19,9 @@ from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.supervised import RowCheck, SampleEncoder, kept
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import SupervisedRun, TokenTerms
-from lmm_r1.supervised.models import SupervisedSession, prepare_policy
+from lmm_r1.supervised.models import prepare_policy
 from lmm_r1.supervised.samples import SFTSample, check_sample, encode_sample, loss_turns
+from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
 
 
@@ -99,7 +100,7 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, list[ModelSample]]):
         return kept(read_conversations(config, path, split=split, check=check_row))
 
     @classmethod
-    def of(cls, session: SupervisedSession[SFTConfigT], **learned: Any) -> Self:
+    def of(cls, session: Frame[SFTConfigT], **learned: Any) -> Self:
         return cls(session, prepare_policy(session), **learned)
 
     def collate(self, samples: Sequence[SFTSample]) -> list[ModelSample]:

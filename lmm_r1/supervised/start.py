@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from lmm_r1.models.image_features import share_features
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.supervised import chat_template, first_fitting, updates_per_epoch
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import ConfigT, SupervisedSession
+from lmm_r1.supervised.models import ConfigT
 from lmm_r1.train.start import Plan, framed, is_first, model_flag, opened, say, sized
 
 
@@ -71,16 +72,7 @@ def train(
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         say(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
-        session = SupervisedSession(
-            config=config,
-            checkpoint=checkpoint,
-            strategy=frame.processes,
-            folder=folder,
-            stops=frame.stops,
-            trackers=frame.trackers,
-            steps=steps,
-        )
-        run = run_class.of(session, rows=rows, encode=encode, filler=filler)
+        run = run_class.of(replace(frame, steps=steps), rows=rows, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
         run.train(steps=steps)

@@ -143,17 +143,21 @@ def sized(config: Config, *, rows: int) -> Config:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame(Generic[Config, T]):
+class Frame(Generic[Config]):
     """A run whose folder is open."""
 
     config: Config
     """With nothing open."""
+    checkpoint: Checkpoint
+    """The model that is trained."""
+    strategy: Any
+    """Of the ranks of a supervised run; RL has workers."""
     folder: RunFolder
-    processes: T
-    """What has joined the processes of the run."""
     stops: StopRequests
     trackers: Trackers
     """Those of the process that logs; they continue their earlier runs if the run is resumed."""
+    steps: int = 0
+    """Updates of a supervised run, which the schedule of the learning rate covers."""
 
 
 @contextmanager
@@ -167,8 +171,8 @@ def framed(
     shown: Sequence[Row],
     plan: Plan | None,
     callbacks: Callbacks,
-    processes: Callable[[Config], AbstractContextManager[T]],
-) -> Iterator[Frame[Config, T]]:
+    processes: Callable[[Config], AbstractContextManager[Any]],
+) -> Iterator[Frame[Config]]:
     """Plan a run, open its folder for the block, and publish its model after it.
 
     Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError if it ends early.
@@ -176,7 +180,7 @@ def framed(
     Args:
         shown: conversations of the rows, for the plan.
         plan: None leaves nothing to memory.
-        processes: joins the processes of the run; the folder is changed only after that.
+        processes: joins the processes of the run and yields their strategy; the folder is changed only after that.
     """
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
     flag = "data.prompt_dataset" if isinstance(config, PPOConfig) else "data.dataset"
@@ -196,7 +200,14 @@ def framed(
             resumed = open_run(config, fingerprint, folder=folder)
             folder.left_out([*rows.left_out, *held_out.left_out])
         with folder.session() if first else nullcontext(), _trackers(config, folder, resumed=resumed) as trackers:
-            yield Frame(config=config, folder=folder, processes=joined, stops=stops, trackers=trackers)
+            yield Frame(
+                config=config,
+                checkpoint=checkpoint,
+                strategy=joined,
+                folder=folder,
+                stops=stops,
+                trackers=trackers,
+            )
     if first:
         publish(config, path)
 
