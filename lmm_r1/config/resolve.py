@@ -275,8 +275,6 @@ UNPLANNED: dict[str, object] = {
 }
 # The same for models and engines that share GPUs.
 _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_memory_utilization": 0.5}
-# The same for an engine next to a student and a teacher.
-_STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
 
 # Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is for a whole group,
 # one in front for this name in all groups. Models and rows are compared by their content, not by these names.
@@ -363,8 +361,6 @@ def unplanned(config: Trained) -> Trained:
     """Return the settings with what a plan has left open, or was not made for, as it is without one."""
     shares = isinstance(config, PPOConfig) and config.train.colocate_all
     defaults = UNPLANNED | (_SHARED_UNPLANNED if shares else {})
-    if isinstance(config, KDConfig):
-        defaults |= _STUDENT_UNPLANNED
     known = dotted.leaf_types(type(config))
     open_flags = [flag for flag in defaults if flag in known and dotted.get(config, flag) is None]
     return dotted.replace(

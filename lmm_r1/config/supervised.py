@@ -194,33 +194,6 @@ class TeacherConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudentRolloutConfig:
-    on_policy_share: Annotated[
-        float,
-        Within("[0, 1]"),
-        Needs("ds.ulysses_size=1", because="ranks that share sequences would each sample others"),
-        Needs("data.dataloader_num_workers=0", because="there are no rows to encode ahead"),
-        Needs("model.pretrain_mode_enable=False", because="there are no prompts to answer"),
-    ] = 0.0
-    """Share of updates that train on the student's own responses to the rows' prompts (GKD's lambda); 0 is none."""
-    max_new_tokens: Annotated[int, Within("[1, inf)")] = 1024
-    """Longest of these responses in tokens, limited by the room that the prompt leaves in data.max_len."""
-    temperature: Annotated[float, Within("[0, inf)")] = 1.0
-    """Sampling temperature; 0 takes the likeliest token."""
-    top_p: Annotated[float, Within("(0, 1]")] = 1.0
-    """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudentEngineConfig:
-    gpu_memory_utilization: Annotated[float | None, Within("(0, 1]")] = None
-    """Share of a GPU's memory for the student's engine, next to training; None is what its responses need, if there is
-    room."""
-    enforce_eager: bool | None = None
-    """Run vLLM without CUDA graphs; None does so for small models only."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class KDLoggerConfig(SFTLoggerConfig):
     stage_name: str = "kd"
     """Name of this stage in stage.json and in the report."""
@@ -236,8 +209,8 @@ class KDConfig(SFTConfig):
         {
             "Train on a larger model's distributions over the rows": "--teacher.model_name_or_path models/vlm-7b"
             " --ckpt.output_dir runs/kd",
-            "The reverse KL, half of it on the student's responses": "--teacher.model_name_or_path models/vlm-7b"
-            " --model.kd_loss reverse_kl --rollout.on_policy_share 0.5 --ckpt.output_dir runs/on_policy",
+            "The reverse KL": "--teacher.model_name_or_path models/vlm-7b --model.kd_loss reverse_kl"
+            " --ckpt.output_dir runs/reverse",
             "Longer sequences without padding, evaluated each 50 updates": "--teacher.model_name_or_path models/vlm-7b"
             " --data.max_len 8192 --ds.packing_samples --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/kd",
         },
@@ -249,13 +222,5 @@ class KDConfig(SFTConfig):
     """The student and the loss."""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     """The teacher."""
-    rollout: Annotated[StudentRolloutConfig, Needs("rollout.on_policy_share>0")] = field(
-        default_factory=StudentRolloutConfig
-    )
-    """The student's own responses."""
-    vllm: Annotated[StudentEngineConfig, Needs("rollout.on_policy_share>0")] = field(
-        default_factory=StudentEngineConfig
-    )
-    """The engine that samples them."""
     logger: KDLoggerConfig = field(default_factory=KDLoggerConfig)
     """Logs."""

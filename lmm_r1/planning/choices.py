@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, model_path, unplanned
+from lmm_r1.config import PPOConfig, SupervisedConfig, model_path, unplanned
 from lmm_r1.config.hardware import shared_counts
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.data.images import image_size
@@ -94,7 +94,7 @@ def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple
 def filled(config: Config, plan: Plan) -> Config:
     """Return settings that were chosen without anything open: what the plan has found, and else what they always were."""
     found: dict[str, object] = {}
-    has_engine = isinstance(config, PPOConfig | KDConfig) and config.vllm.gpu_memory_utilization is None
+    has_engine = isinstance(config, PPOConfig) and config.vllm.gpu_memory_utilization is None
     if has_engine and plan.engine_share is not None:
         found["vllm.gpu_memory_utilization"] = plan.engine_share
     if isinstance(config, PPOConfig):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.shared import EIGHT_BIT
 from lmm_r1.errors import ListedError, UserError
@@ -173,7 +173,7 @@ def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Reme
     if on_gpu and isinstance(config, PPOConfig) and config.train.colocate_all and not config.vllm.enable_sleep:
         cost = "The engines move their weights out and back in each step."
         yield Remedy(settings={"vllm.enable_sleep": True}, cost=cost)
-    if on_gpu and isinstance(config, PPOConfig | KDConfig):
+    if on_gpu and isinstance(config, PPOConfig):
         shares = (share for share in SHARES if share < (config.vllm.gpu_memory_utilization or 0.0))
         for share in shares:
             cost = "Fewer responses are generated at a time."

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lmm_r1.config import KDConfig, SupervisedConfig
+from lmm_r1.config import SupervisedConfig
 from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import UserError
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
@@ -37,9 +37,7 @@ def train(
     """
     checkpoint = opened(config, chat_template=chat_template(config))
     encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
-    # Of a student, with room for its own response.
-    wanted = config.rollout.max_new_tokens if isinstance(config, KDConfig) and config.rollout.on_policy_share else 0
-    scaling = ImageFitting(checkpoint=checkpoint, max_len=config.data.max_len, least=0, wanted=wanted)
+    scaling = ImageFitting(checkpoint=checkpoint, max_len=config.data.max_len, least=0, wanted=0)
     fitting = scaling if config.data.overlong_images == "scale" else None
 
     def check(row: AnyRow) -> AnyRow:
