@@ -456,9 +456,7 @@ def _ready(config: Config, given: _Given, *, reward: GivenFunctions | None = Non
         config = read_config(type(config), config, {f"data.{IMAGE_DIR}": image_dir([])[IMAGE_DIR]})
     # Other settings are checked before anything is written.
     resolve(read_config(type(config), config, {setting: "rows.jsonl" for setting, _ in given.values()}))
-    files = {
-        setting: row_file(rows, folder=folder, argument=argument) for argument, (setting, rows) in given.items()
-    }
+    files = {setting: row_file(rows, folder=folder, argument=argument) for argument, (setting, rows) in given.items()}
     config = resolve(read_config(type(config), config, files))
     prepare_training(config, reward=reward)
     return config
@@ -493,4 +491,3 @@ def named_rewards(reward: Rewards | None) -> tuple[str, dict[str, Reward]]:
             functions[name], one = one, f"{GIVEN}{name}"
         names.append(one if weight is None else f"{one}={weight}")
     return ",".join(names), functions
-

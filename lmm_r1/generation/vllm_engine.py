@@ -25,7 +25,7 @@ from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, 
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
-from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
+from lmm_r1.lmm_kits import EncodedPrompt
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

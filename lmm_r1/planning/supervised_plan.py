@@ -134,9 +134,7 @@ class _Run:
             bytes_per_gradient=WIDTHS[config.ds.param_dtype] if in_backward else 0,
         )
 
-    def plan(
-        self, models: Sequence[PlannedModel], *, samples_per_row: int = 1
-    ) -> Plan:
+    def plan(self, models: Sequence[PlannedModel], *, samples_per_row: int = 1) -> Plan:
         """Return the plan of a run whose models, the trained one first, are all on every GPU.
 
         Args:

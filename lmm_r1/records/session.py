@@ -146,4 +146,3 @@ def _beat(path: Path, over: threading.Event) -> None:
         except OSError:
             # The folder is gone, or its file system does not update times.
             return
-

@@ -122,4 +122,3 @@ def ages(samples: Sequence[Sample], *, updates: int) -> dict[str, float]:
         "async/stale_samples": fmean(age > 0 for age in staleness),
         "async/partial_samples": fmean(len(sample.weights) > 1 for sample in samples),
     }
-

@@ -162,7 +162,6 @@ class GroupFilter:
         return sample.scored.parts[self.part]
 
 
-
 def deviation(samples: Sequence[Sample]) -> float:
     """Return the standard deviation of samples' rewards, 0 for equal rewards and for a single one."""
     return float(group_deviations(torch.tensor([[sample.scored.reward for sample in samples]], dtype=torch.double)))
@@ -269,11 +268,17 @@ def why_dropped(
     listed = [
         (number.get("range"), f"groups had a mean {group_filter.part or 'score'} that was not {bounds}", others),
         (number.get("std"), f"groups had rewards with a standard deviation {least}", others),
-        (number.get("function"), "groups had no sample that --algo.experience_filter keeps", "look at what it returns"),
+        (
+            number.get("function"),
+            "groups had no sample that --algo.experience_filter keeps",
+            "look at what it returns",
+        ),
         (overlong, "prompts left no room for a response", f"raise --data.max_len {max_len}"),
         (refused, "prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"),
     ]
     phrases = [(f"{count} {reason}", advice) for count, reason, advice in listed if count]
     rewards = [reward for group in dropped for reward in group.rewards]
     span = [f"the rewards of dropped groups are {min(rewards):g} to {max(rewards):g}"] if rewards else []
-    return "; ".join([", and ".join(reason for reason, _ in phrases), *span, *dict.fromkeys(to_do for _, to_do in phrases)])
+    return "; ".join(
+        [", and ".join(reason for reason, _ in phrases), *span, *dict.fromkeys(to_do for _, to_do in phrases)]
+    )

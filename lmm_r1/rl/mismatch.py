@@ -177,4 +177,3 @@ class Mismatch:
 def _known(log_probs: torch.Tensor | None) -> torch.Tensor:
     assert log_probs is not None, "both sides have given them"
     return log_probs
-

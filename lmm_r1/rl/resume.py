@@ -114,4 +114,3 @@ class Checkpoints:
         if not self.config.ckpt.load_enable:
             return {}
         return ask(self.models.policy, KitPolicyActor.get_checkpoint_states)[0] or {}
-

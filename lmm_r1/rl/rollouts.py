@@ -324,9 +324,13 @@ def with_all_parts(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
     names = list(dict.fromkeys(name for group in own for parts in group for name in parts))
     return [
         [
-            sample
-            if sample.reward is None
-            else replace(sample, reward=replace(sample.reward, parts={name: parts.get(name, 0.0) for name in names}))
+            (
+                sample
+                if sample.reward is None
+                else replace(
+                    sample, reward=replace(sample.reward, parts={name: parts.get(name, 0.0) for name in names})
+                )
+            )
             for sample, parts in zip(group, its, strict=True)
         ]
         for group, its in zip(groups, own, strict=True)
@@ -334,7 +338,9 @@ def with_all_parts(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
 
 
 def _parts_of(sample: Sample) -> dict[str, float]:
-    logs = {} if sample.played is None else {f"agent/{name}": value for name, value in sorted(sample.played.logs.items())}
+    logs = (
+        {} if sample.played is None else {f"agent/{name}": value for name, value in sorted(sample.played.logs.items())}
+    )
     return {} if sample.reward is None else {**sample.reward.parts, **logs}
 
 

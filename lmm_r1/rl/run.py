@@ -74,6 +74,7 @@ from lmm_r1.train.start import (
 )
 from remote_rm.client import RewardUnavailable
 
+
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
     """Return the paths that all nodes of a run must see; for images and videos, one per folder."""
     files = [

@@ -53,15 +53,15 @@ def train(
     filler = first_fitting(config, rows, encode).filler
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     with framed(
-            config,
-            checkpoint,
-            kind=run_class.kind,
-            rows=rows,
-            held_out=held_out,
-            shown=shown,
-            plan=plan,
-            callbacks=callbacks,
-            processes=_joined,
+        config,
+        checkpoint,
+        kind=run_class.kind,
+        rows=rows,
+        held_out=held_out,
+        shown=shown,
+        plan=plan,
+        callbacks=callbacks,
+        processes=_joined,
     ) as frame:
         config, folder = frame.config, frame.folder
         # The folder must be ready for all ranks.

@@ -207,4 +207,3 @@ def _kept(error: Exception, *, folder: Path) -> str:
         sys.stderr.write(text)
         return "the whole traceback is above"
     return f"the whole traceback is in {folder / ERROR_FILE}"
-

@@ -123,9 +123,7 @@ def mean_of_steps(steps: Iterable[Step]) -> dict[str, float]:
     return {name: sum(weight * values[name] for weight, values in weighted) / total for name in weighted[0][1]}
 
 
-def prepared(
-    strategy: KitStrategy, model: Any, settings: OptimizerConfig, *, checkpointing: Any, steps: int
-) -> Any:
+def prepared(strategy: KitStrategy, model: Any, settings: OptimizerConfig, *, checkpointing: Any, steps: int) -> Any:
     """Return a model with its optimizer under DeepSpeed, which wraps all of a value model.
 
     Args:

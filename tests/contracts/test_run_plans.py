@@ -4,7 +4,6 @@ import io
 
 import pytest
 from rich.console import Console
-from safetensors.torch import load_file
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
@@ -13,7 +12,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import choices
 from lmm_r1.planning.choices import planned
-from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, estimate
+from lmm_r1.planning.estimates import GIB, Machine, estimate
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.supervised_plan import plan_supervised

@@ -4,19 +4,14 @@ The cases run in the processes of `dpo_steps`."""
 
 from __future__ import annotations
 
-import itertools
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from helpers.dpo_steps import ADAM, KIT, STEPS, Case, Updates, flags_of, rows, updates_made
 from helpers.passes import logits_of
-from helpers.sessions import begun, run_of, updated
+from helpers.sessions import begun, run_of
 from helpers.tiny_models import CORPUS, make_actor
 
-from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor

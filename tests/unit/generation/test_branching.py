@@ -197,4 +197,7 @@ def test_training_knows_what_branches_have_in_common(monkeypatch):
     prompt, (trunk, _, other, _) = trained[0].prompt_tokens, sorted(in_common)
     assert tree_tokens(trained) == prompt + trunk + other + 4 * 2
     (passes,) = forward_passes(trained, ranks=1, limits=PassLimits(samples=None, tokens=40, share_prefix=True))
-    assert sorted("".join(sorted(generated(samples[one.place])[0] for one in batch)) for batch in passes) == ["AA", "BB"]
+    assert sorted("".join(sorted(generated(samples[one.place])[0] for one in batch)) for batch in passes) == [
+        "AA",
+        "BB",
+    ]

@@ -95,9 +95,7 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
     assert outside["limit_mm_per_prompt"]["image"] == ENGINE.max_images
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"train.async_enable": True}], ids=["in turn", "async"]
-)
+@pytest.mark.parametrize("settings", [{}, {"train.async_enable": True}], ids=["in turn", "async"])
 def test_engines_of_several_workers_send_them_all_pictures_too(settings, checkpoint, monkeypatch):
     told = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.tensor_parallel_size": 2, **settings})
     assert told["scheduler_cls"] == "lmm_r1.generation.worker_extension.picture_scheduler"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, unplanned
+from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.planning import choices
 from lmm_r1.planning.choices import choices_line, chosen, filled, refuse_excess
@@ -176,5 +176,3 @@ def test_models_and_engines_share_their_gpus_where_groups_of_their_own_are_too_s
     apart = dotted.replace(config, {"train.colocate_all": False})
     found, plan = chosen(apart, replan=replan, share_gpus=share)
     assert (len(asked), found.train.colocate_all, plan.shortage > 0) == (1, False, True)
-
-

@@ -143,7 +143,9 @@ def test_half_an_image_is_never_left_under_its_name(tmp_path):
     folder = opened(tmp_path)
     (tmp_path / "images").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
-        append_rollout(folder.path, RESPONSE, messages=(message("user", picture(4, 4)),), location="rows.jsonl, line 1")
+        append_rollout(
+            folder.path, RESPONSE, messages=(message("user", picture(4, 4)),), location="rows.jsonl, line 1"
+        )
     assert not (tmp_path / "rollouts.jsonl").exists()
 
 

@@ -159,9 +159,6 @@ def test_remax_compares_with_the_greedy_response_of_the_same_prompt():
     assert shaped_rewards(single(0.9), estimator="remax", greedy=summed).tolist() == [[0.0]]
 
 
-
-
-
 @pytest.mark.parametrize("estimator", NAMES)
 def test_an_empty_response_has_no_advantage_and_spoils_none(estimator):
     rollout = RewardedRollout(

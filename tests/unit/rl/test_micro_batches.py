@@ -163,7 +163,11 @@ def tree(*samples: tuple[dict[int, int], int], group: int = 0) -> list[TrainingS
     """One group, of whose samples each has nodes in common with others, and tokens of its own."""
     return placed(
         [
-            sample([1] * 10, [100 + node for node, tokens in nodes.items() for _ in range(tokens)] + [1000 + place] * own, group=group)
+            sample(
+                [1] * 10,
+                [100 + node for node, tokens in nodes.items() for _ in range(tokens)] + [1000 + place] * own,
+                group=group,
+            )
             for place, (nodes, own) in enumerate(samples)
         ]
     )

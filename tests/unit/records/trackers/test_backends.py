@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.conversations import picture
 from helpers.tracked_runs import of_tensorboard, of_wandb, texts_of_tensorboard
 
 from lmm_r1 import dotted

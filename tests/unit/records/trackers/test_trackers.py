@@ -32,7 +32,9 @@ def test_a_tracker_that_fails_is_reported_once_and_tried_again(caplog):
         raise FileNotFoundError("gone")
 
     with caplog.at_level(logging.WARNING):
-        with Trackers({"own": Tracker(log=lambda step, values: logged.append(step), log_generations=fail)}) as trackers:
+        with Trackers(
+            {"own": Tracker(log=lambda step, values: logged.append(step), log_generations=fail)}
+        ) as trackers:
             for step in (1, 2, 3):
                 trackers.log(step, {"loss": step})
                 trackers.log_generations(step, [sample()])
