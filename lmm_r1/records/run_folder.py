@@ -51,12 +51,7 @@ from lmm_r1.records.metrics import (
     read_evaluation,
     read_metrics,
 )
-from lmm_r1.records.rollouts import (
-    IMAGES_FOLDER,
-    ROLLOUTS_FILE,
-    RolloutLog,
-    read_rollouts,
-)
+from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, RolloutLog, read_rollouts
 from lmm_r1.records.session import SESSION_FILE, TrainingSession, kept_session, read_session, running_elsewhere
 from lmm_r1.records.trackers import TRACKERS_FILE
 

@@ -199,12 +199,9 @@ def scaling_metrics(models: Models, config: PPOConfig, before: dict[str, LossSca
     return metrics
 
 
-def feature_metrics(groups: Mapping[str, WorkerGroup | None]) -> dict[str, float]:
-    """Return how many images each model already had features of since the last call, and how much is kept.
-
-    Args:
-        groups: the workers of each model, by its role; None for a model that the run does not have.
-    """
+def feature_metrics(models: Models) -> dict[str, float]:
+    """Return how many images each model already had features of since the last call, and how much is kept."""
+    groups = {"policy": models.policy, "reference": models.reference, "critic": models.critic}
     metrics: dict[str, float] = {}
     for role, group in groups.items():
         if group is not None:

@@ -24,11 +24,10 @@ from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.workers import KitPolicyActor, ModelWorker
 
 T = TypeVar("T")
-REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
-ADVANTAGE_SOURCES = (
-    "its reward is finite, so check the critic's values and the log-probs of policy and reference model, from which the "
-    "KL in the reward is computed"
-)
+SOURCES = {
+    "reward": "check what --reward.remote_url or --reward.model_name_or_path gives for it",
+    "advantage": "check the critic's values and the log-probs of policy and reference model",
+}
 
 
 def is_on_policy(config: PPOConfig) -> bool:
@@ -235,7 +234,6 @@ def _given(value: T | None) -> T:
 def _check_finite(sample: TrainingSample, value: float, *, what: str) -> None:
     """Raise UserError if a sample's value is not finite."""
     if not math.isfinite(value):
-        source = REWARD_SOURCES if what == "reward" else ADVANTAGE_SOURCES
         raise UserError(
-            f"{sample.location}: the {what} of a response is {value}, which cannot be trained on; {source}"
+            f"{sample.location}: the {what} of a response is {value}, which cannot be trained on; {SOURCES[what]}"
         )

@@ -55,7 +55,9 @@ class Recorder:
         line = {**metrics, **parts, **sample_metrics(samples, rollout)}
         self.folder.metrics(step, line)
         shown = self.rollouts(step, groups)
-        self._dropped(step, rollout)
+        for number, dropped in enumerate(rollout.dropped, start=len(groups)):
+            for sample in dropped.samples:
+                self._sample(sample, step=step, group=number, dropped=dropped.reason)
         # A server may pay the format; a function's part of this name may be anything.
         config, kept = self.config, parts.get("format", 1.0)
         if step == 1 and kept < LEAST_FORMAT and not config.train.plays:
@@ -85,12 +87,6 @@ class Recorder:
         for group, sample in greedy.items():
             self._sample(sample, step=step, group=group, greedy=True)
         return shown
-
-    def _dropped(self, step: int, rollout: Rollout) -> None:
-        """Write the samples that are kept of dropped groups, which are numbered after the step's own."""
-        for number, dropped in enumerate(rollout.dropped, start=len(rollout.groups)):
-            for sample in dropped.samples:
-                self._sample(sample, step=step, group=number, dropped=dropped.reason)
 
     def _sample(self, sample: Sample, **noted: Any) -> Generation:
         """Write a sample and return it as trackers show it.

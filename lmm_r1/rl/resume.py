@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,12 +19,6 @@ NEVER_BEST = "none"
 """The value of `--ckpt.best_metric_key` with which no checkpoint is saved as the best."""
 
 
-def model_folders(config: PPOConfig) -> list[Path]:
-    """Return the checkpoint folder of each model that is trained."""
-    names = ["_actor", "_critic"] if config.critic.model_name_or_path else ["_actor"]
-    return [checkpoint_folder(config) / name for name in names]
-
-
 def workers_strategy(config: PPOConfig) -> KitStrategy:
     """Return the strategy of the workers of all models, which names the checkpoint that they resume from.
 
@@ -33,7 +26,8 @@ def workers_strategy(config: PPOConfig) -> KitStrategy:
     """
     strategy = make_strategy(config)
     if config.ckpt.load_enable:
-        point = resume_point(model_folders(config))
+        names = ["_actor", "_critic"] if config.critic.model_name_or_path else ["_actor"]
+        point = resume_point([checkpoint_folder(config) / name for name in names])
         warn_of_passed_over(point)
         strategy.resume_from(point.tag)
     return strategy

@@ -225,7 +225,7 @@ class KitSamplesGenerator:
     def _add(self, gathered: Gathered, group: list[Sample], settings: GroupSettings) -> None:
         refused = not group and self._refused > 0
         self._refused -= refused
-        gathered.add(group, refused=refused, step=_step_of(settings))
+        gathered.add(group, refused=refused, step=None if settings.moment is None else settings.moment.step)
 
     def _guesses(self) -> Guesses | None:
         """Return the counts of speculative decoding so far; None if the engines do not use it."""
@@ -353,10 +353,6 @@ def check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
             "regular expression, and the loss leaves such turns out; let the environment give TurnOptions.regex only to "
             "some turns"
         )
-
-
-def _step_of(settings: GroupSettings) -> int | None:
-    return None if settings.moment is None else settings.moment.step
 
 
 def samples_generator(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +30,7 @@ from lmm_r1.config.run_rows import read_conversations
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.reading import told_prompt
-from lmm_r1.data.training_rows import (
-    KeptRows,
-    MeasuredCurriculum,
-    PromptStream,
-    check_prompt,
-    with_left_out,
-)
+from lmm_r1.data.training_rows import KeptRows, MeasuredCurriculum, PromptStream, check_prompt, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
@@ -58,8 +51,7 @@ from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
-from lmm_r1.scoring import RowChecker
-from lmm_r1.scoring.sources import make_scorer
+from lmm_r1.train.first_checks import check_reward
 from lmm_r1.train.start import (
     Frame,
     Plan,
@@ -72,7 +64,6 @@ from lmm_r1.train.start import (
     say,
     sized,
 )
-from remote_rm.client import RewardUnavailable
 
 
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
@@ -138,7 +129,8 @@ def train(
     prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
     say(prompt, fitting.told(prefix="--data."))
     if config.reward.remote_url:
-        _check_rewards(config, rows + eval_rows, reward=reward)
+        check_reward(config, rows + eval_rows, given=reward, called=False)
+        say(_rewards(config))
     _check_models(config, policy)
     # From here on, the settings of the workers' machines count.
     nodes.follow_cluster()
@@ -352,28 +344,14 @@ def _check_row(
     return fitting.fitted(row, outline) if scales else row
 
 
-def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunctions | None) -> None:
-    """Raise UserError, before anything starts, if the reward source does not answer or lacks columns."""
-    urls = config.reward.remote_url
-
-    async def check() -> None:
-        scorer = make_scorer(config.reward, given=reward)
-        try:
-            if isinstance(scorer, RowChecker):
-                scorer.check_rows(rows)
-            await scorer.check_health()
-        finally:
-            await scorer.close()
-
-    try:
-        asyncio.run(check())
-    except RewardUnavailable as error:
-        raise UserError(f"--reward.remote_url {urls}: {error}") from error
-    if listed := reward_list(urls or ""):
+def _rewards(config: PPOConfig) -> str | None:
+    """Return a line with what gives the rewards, if that is no address and no file."""
+    if listed := reward_list(config.reward.remote_url or ""):
         terms = " + ".join(f"{part.weight:g} x {part.name}" for part in listed)
-        say(f"rewards: {terms}; {listed[0].name} says what is right")
-    elif verifier := named_verifier(config.reward):
-        say(f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source")
+        return f"rewards: {terms}; {listed[0].name} says what is right"
+    if verifier := named_verifier(config.reward):
+        return f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source"
+    return None
 
 
 def _check_value_model(config: PPOConfig, flag: str, path: str, *, policy: Checkpoint) -> None:

@@ -138,9 +138,7 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
     trained = time.perf_counter()
     metrics["tokens/update_unique"] = update.unique_tokens * config.train.max_epochs
     metrics["tokens/update_computed"] = take_computed_tokens(models.policy)
-    if config.ds.image_cache_gib:
-        shown = {"policy": models.policy, "reference": models.reference, "critic": models.critic}
-        metrics |= feature_metrics(shown)
+    metrics |= feature_metrics(models)
     metrics |= learner.mismatch.take_metrics(take_gaps(models.policy))
 
     # The engines' weights.

@@ -7,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -187,11 +186,12 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
         Ctrl-C and SIGTERM end the run after the current update, which is saved.
         """
+        config = self.config
         self.actor.train()
         self.step = self.saved_step = start
         self._scaled = self._loss_scaling()
-        self.stops.progress = partial(self._progress, steps)
-        workers = self.config.data.dataloader_num_workers
+        self.stops.progress = lambda: Progress.of(config, step=self.step, total=steps, saved=self.saved_step)
+        workers = config.data.dataloader_num_workers
         if workers:
             indices = (index for step in range(start, steps) for index in self._own_indices(step))
             self.ahead = read_ahead(self.rows, self.encode, indices=indices, workers=workers)
@@ -257,9 +257,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         counts = torch.tensor(answers, dtype=torch.long, device=cpu.device())
         dist.all_reduce(counts)
         return [bool(count) for count in counts.tolist()]
-
-    def _progress(self, steps: int) -> Progress:
-        return Progress.of(self.config, step=self.step, total=steps, saved=self.saved_step)
 
     def _own_indices(self, step: int) -> list[int]:
         train, share = self.config.train, self.strategy.ds_device_mesh["dp"]

@@ -51,7 +51,9 @@ def train(
     shown = run_class.conversations(rows)
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     filler = first_fitting(config, rows, encode).filler
-    _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
+    size, count = config.ds.ulysses_size, int(os.environ["WORLD_SIZE"])
+    if count % size:
+        raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")
     with framed(
         config,
         checkpoint,
@@ -93,9 +95,3 @@ def _joined(config: SupervisedConfig) -> Iterator[KitStrategy]:
         leave_group(failed=True)
         raise
     leave_group()
-
-
-def _check_processes(config: SupervisedConfig, *, count: int) -> None:
-    size = config.ds.ulysses_size
-    if count % size:
-        raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")

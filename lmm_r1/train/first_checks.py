@@ -1,15 +1,14 @@
-"""The cheap checks of a training: its folder, disk, rows and reward, before torch and Ray are loaded."""
+"""The cheap checks of a training: its folder, rows and reward, before torch and Ray are loaded."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.config import PPOConfig, SFTConfig, SupervisedConfig, checkpoint_folder, model_path, model_paths
+from lmm_r1.config import PPOConfig, SFTConfig, SupervisedConfig, checkpoint_folder, model_paths
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.config.run_rows import read_conversations, read_judged
 from lmm_r1.data.files import is_read_directly
@@ -18,12 +17,11 @@ from lmm_r1.data.training_rows import check_prompt, dataset_paths, parse_dataset
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.host.checkpoint_folder import DELETING, SAVING
-from lmm_r1.lmm_kits.checkpoint import stored_bytes
-from lmm_r1.lmm_kits.registry import stored_config
 from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
 from lmm_r1.scoring import Moment, RowChecker, made_up
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.sources import WeightedScorer, make_scorer
+from remote_rm.client import RewardUnavailable
 
 FINGERPRINT_FILE = "fingerprint.json"
 # The entries of a checkpoint folder: RL's policy and critic, SFT's checkpoints, the best ones, and the name of the newest.
@@ -31,7 +29,6 @@ _CHECKPOINTS = ("_actor", "_critic", "global_step*", "best*", "latest", FINGERPR
 # As many as a file's format is detected from.
 _FIRST_ROWS = 256
 _RESPONSE = "<think>\nThis is a test.\n</think>\n<answer>0</answer>"
-_GIB = 2**30
 
 
 def check_first(config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions | None = None) -> None:
@@ -41,14 +38,12 @@ def check_first(config: PPOConfig | SupervisedConfig, *, reward: GivenFunctions 
         reward: the reward functions that were given to this process instead of in a file.
     """
     check_output(config)
-    model = Path(model_path(config))
-    _check_disk(config, model)
     split = config.data.prompt_split if isinstance(config, PPOConfig) else config.data.dataset_split
     rows = [row for path in training_datasets(config)[0] for row in _rows(config, path, split=split)]
     for path in dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ():
         _rows(config, path, split=config.eval.split)
     if isinstance(config, PPOConfig) and config.reward.remote_url:
-        asyncio.run(_check_reward(config, rows, given=reward))
+        check_reward(config, rows, given=reward, called=True)
 
 
 def check_output(config: PPOConfig | SupervisedConfig) -> None:
@@ -91,25 +86,6 @@ def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) 
             )
 
 
-def _check_disk(config: PPOConfig | SupervisedConfig, model: Path) -> None:
-    """Raise UserError if the trained model alone does not fit on the disk; a model on the hub is not checked."""
-    needed = stored_bytes(str(model))
-    if not needed or config.ckpt.overwrite:
-        return
-    stored = stored_config(str(model))
-    if config.ds.param_dtype != "fp32" and "float32" in (stored.get("dtype"), stored.get("torch_dtype")):
-        needed //= 2
-    output = Path(config.ckpt.output_dir)
-    free = shutil.disk_usage(
-        next(folder for folder in (output.absolute(), *output.absolute().parents) if folder.exists())
-    ).free
-    if free < needed:
-        raise UserError(
-            f"--ckpt.output_dir {output}: its disk has {free / _GIB:.2f} GiB free, and the trained model alone takes "
-            f"{needed / _GIB:.2f} GiB; free some, or choose another place"
-        )
-
-
 def training_datasets(config: PPOConfig | SupervisedConfig) -> tuple[list[str], list[float] | None]:
     """Return the datasets that a run trains on, and their probabilities if it draws from them."""
     if isinstance(config, PPOConfig):
@@ -136,17 +112,28 @@ def _rows(config: Any, path: str, *, split: str) -> list[Any]:
         return list(read(path, split=split).rows.values())
 
 
-async def _check_reward(config: PPOConfig, rows: Sequence[Row], *, given: GivenFunctions | None) -> None:
-    """Raise UserError if the reward source does not accept the first rows; a function is called once on one of them."""
-    scorer = make_scorer(config.reward, given=given)
+def check_reward(config: PPOConfig, rows: Sequence[Row], *, given: GivenFunctions | None, called: bool) -> None:
+    """Raise UserError if the reward source does not accept the rows or does not answer.
+
+    Args:
+        called: call a function once on the first row, and ask no service.
+    """
+
+    async def check() -> None:
+        scorer = make_scorer(config.reward, given=given)
+        try:
+            if isinstance(scorer, RowChecker):
+                scorer.check_rows(rows)
+            if called and not isinstance(scorer, FunctionScorer | WeightedScorer):
+                return
+            await scorer.check_health()
+            if called and rows:
+                response = made_up(rows[0], _RESPONSE, moment=Moment(step=1, held_out=False))
+                await scorer.rewards([response] * min(2, config.rollout.n_samples_per_prompt))
+        finally:
+            await scorer.close()
+
     try:
-        if isinstance(scorer, RowChecker):
-            scorer.check_rows(rows)
-        if not isinstance(scorer, FunctionScorer | WeightedScorer):
-            return
-        await scorer.check_health()
-        if rows:
-            response = made_up(rows[0], _RESPONSE, moment=Moment(step=1, held_out=False))
-            await scorer.rewards([response] * min(2, config.rollout.n_samples_per_prompt))
-    finally:
-        await scorer.close()
+        asyncio.run(check())
+    except RewardUnavailable as error:
+        raise UserError(f"--reward.remote_url {config.reward.remote_url}: {error}") from error

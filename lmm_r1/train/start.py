@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from rich.console import Console
 
@@ -55,15 +55,8 @@ T = TypeVar("T")
 _SHOWN = 4
 
 
-class Plan(Protocol):
-    """Chooses the open settings of a run by memory and prints what it chose, the same in every process."""
-
-    def __call__(self, config: Config, *, console: Console, rows: Sequence[Row]) -> Config:
-        """Return the settings with nothing open; raises UserError for a run that cannot fit.
-
-        Args:
-            rows: the plan may use one with an image.
-        """
+Plan: TypeAlias = Callable[..., Any]
+"""Returns settings with what was open chosen by memory, the same in every process, and prints it; see `planning.choices.planned`."""
 
 
 def say(*lines: str | None) -> None:

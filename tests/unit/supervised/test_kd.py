@@ -99,17 +99,10 @@ class Vocabulary:
         return self.ids
 
 
-@pytest.mark.parametrize(
-    ("student", "teacher", "said"),
-    [
-        ({"a": 0, "b": 1, "c": 2}, {"a": 0, "c": 1, "b": 2}, "id 1 is 'b' of the student and 'c' of the teacher"),
-        ({"a": 0, "b": 1}, {"a": 0, "b": 1, "think": 5}, "id 5 is none of the student and 'think' of the teacher"),
-        ({"a": 0, "b": 1}, {"a": 0}, "id 1 is 'b' of the student and none of the teacher"),
-    ],
-)
-def test_another_tokenizer_is_refused_by_the_first_token_that_differs(student, teacher, said):
-    with pytest.raises(UserError, match=f"^--teacher.model_name_or_path t: it has another tokenizer .*{said}; take"):
-        check_same_tokens(Vocabulary(**student), Vocabulary(**teacher), teacher_flag="--teacher.model_name_or_path t")
+def test_another_tokenizer_is_refused():
+    check_same_tokens(Vocabulary(a=0, b=1), Vocabulary(a=0, b=1), teacher_flag="--teacher")
+    with pytest.raises(UserError, match="^--teacher: it has another tokenizer"):
+        check_same_tokens(Vocabulary(a=0, b=1, c=2), Vocabulary(a=0, c=1, b=2), teacher_flag="--teacher")
 
 
 class PictureKit(CharacterKit):
@@ -129,12 +122,9 @@ class PictureKit(CharacterKit):
         )
 
 
-@pytest.mark.parametrize(
-    ("teacher", "said"),
-    [(PictureKit(patches=4), "other tokens of images"), (PictureKit(scale=0.5), "other tensors of images")],
-)
-def test_a_processor_that_makes_something_else_of_images_is_refused(teacher, said):
+@pytest.mark.parametrize("teacher", [PictureKit(patches=4), PictureKit(scale=0.5)])
+def test_a_processor_that_makes_something_else_of_images_is_refused(teacher):
     ours, theirs = (SimpleNamespace(kit=kit, processor=None, path="s") for kit in (PictureKit(), teacher))
     kd._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
-    with pytest.raises(UserError, match=f"^--teacher.model_name_or_path t: its processor makes {said} "):
+    with pytest.raises(UserError, match="^--teacher.model_name_or_path t: its processor makes other tokens or tensors of images "):
         kd._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")
