@@ -37,6 +37,18 @@ class TransformersEngine:
         self.model.generation_config = GenerationConfig()
         torch.manual_seed(settings.seed)
 
+    @classmethod
+    def around(cls, model: Any, *, codec: LimitedCodec, batch_rows: int) -> TransformersEngine:
+        """Return the engine of a model that someone else has loaded, and may go on to train."""
+        engine = cls.__new__(cls)
+        engine.codec = codec
+        engine.batch_rows = batch_rows
+        engine.device = str(model.device)
+        engine.model = model
+        engine.stop_token_ids = codec.stop_token_ids(model.generation_config)
+        keep_cache(model)
+        return engine
+
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield how each (index, row) went, batch by batch."""
         source = iter(rows)

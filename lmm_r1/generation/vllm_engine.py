@@ -25,7 +25,7 @@ from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, 
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
-from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -208,14 +208,24 @@ def arguments_of(folder: str, *, codec: LimitedCodec, settings: EngineSettings) 
 class VllmEngine:
     """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
-    def __init__(self, path: str, settings: EngineSettings) -> None:
-        self.codec = LimitedCodec(path, settings)
+    def __init__(
+        self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None, in_training: bool = False
+    ) -> None:
+        """Args:
+        checkpoint: where it is open already.
+        in_training: in each of a training's processes, whose model gives it new weights.
+        """
+        self.codec = LimitedCodec(path, settings, checkpoint=checkpoint)
         self.guesses = settings.speculation is not None
         self.responses = settings.responses
         with merged_checkpoint(path, settings) as folder:
             arguments = arguments_of(folder, codec=self.codec, settings=settings)
+            if in_training:
+                # The launcher's rank and GPU, in its group of processes.
+                arguments["distributed_executor_backend"] = "external_launcher"
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
-        atexit.register(_leave_group)
+        if not in_training:
+            atexit.register(_leave_group)
         self._loop = asyncio.new_event_loop()
         # Whatever of PyTorch runs on a CPU runs in the thread of the engine: see InProcessEngine.
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")

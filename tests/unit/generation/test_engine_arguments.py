@@ -34,9 +34,13 @@ def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> str:
 
 
 def outside_of_training(
-    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, **settings: Any
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, student: bool = False, **settings: Any
 ) -> dict[str, Any]:
-    """What chats, evaluations and batch inference give to vLLM, and what its workers are asked for."""
+    """What chats, evaluations and batch inference give to vLLM, and what its workers are asked for.
+
+    Args:
+        student: of a distillation, in the training's process.
+    """
     given: dict[str, Any] = {}
 
     def load(**arguments: Any) -> SimpleNamespace:
@@ -50,7 +54,7 @@ def outside_of_training(
     monkeypatch.setattr(vllm_engine, "LLM", load)
     with monkeypatch.context() as patch:
         patch.setattr(atexit, "register", lambda leave: given.update(leaves=leave.__name__))
-        VllmEngine(checkpoint, replace(ENGINE, **settings))
+        VllmEngine(checkpoint, replace(ENGINE, **settings), in_training=student)
     return given
 
 
@@ -95,7 +99,9 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
     assert outside["limit_mm_per_prompt"]["image"] == ENGINE.max_images
 
 
-@pytest.mark.parametrize("settings", [{}, {"train.async_enable": True}], ids=["in turn", "async"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"train.async_enable": True}], ids=["in turn", "async"]
+)
 def test_engines_of_several_workers_send_them_all_pictures_too(settings, checkpoint, monkeypatch):
     told = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.tensor_parallel_size": 2, **settings})
     assert told["scheduler_cls"] == "lmm_r1.generation.worker_extension.picture_scheduler"
