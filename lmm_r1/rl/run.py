@@ -46,10 +46,9 @@ from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.records.run_folder import STAGE_TITLES
 from lmm_r1.rl.advantages import estimator_named
 from lmm_r1.rl.filtering import GroupFilter
-from lmm_r1.rl.loop import RLRun, optimizer_steps
+from lmm_r1.rl.loop import RLRun, optimizer_steps, workers_strategy
 from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models
-from lmm_r1.rl.resume import workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
 from lmm_r1.train.first_checks import check_reward
 from lmm_r1.train.start import (
