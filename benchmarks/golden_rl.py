@@ -38,7 +38,7 @@ from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.loop import optimizer_steps
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models, ask
-from lmm_r1.rl.oversampling import samples_generator
+from lmm_r1.rl.rollouts import samples_generator
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.step import Learner, make_rollout, train_on
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, KitReferenceActor
@@ -146,9 +146,7 @@ CASES: dict[str, Case] = {
         | {"algo.advantage.is_correction_level": "seq", "algo.advantage.is_correction_mode": "clip"}
         | {"reward.overlong_buffer_len": 56, "reward.stop_properly_penalty_coef": 0.5},
     ),
-    "gemma3": Case(
-        kit="gemma3", media=IMAGES, flags={"algo.advantage.estimator": "grpo_passk", "algo.advantage.pass_k": 2}
-    ),
+    "gemma3": Case(kit="gemma3", media=IMAGES),
     "phi4": Case(
         kit="phi4_multimodal",
         media=IMAGES,

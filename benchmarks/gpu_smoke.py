@@ -268,7 +268,6 @@ STAGES: dict[str, Stage] = {
     "rl_agent": rl("--train.agent looks.py --agent.max_turns 2"),
     "rl_async": rl(ASYNC, synced=False, cards=2),
     "rl_partial": rl(f"{ASYNC} --train.partial_rollout_enable --rollout.max_new_tokens 256", synced=False, cards=2),
-    "rl_oversample": rl("--rollout.oversample 1.5 --rollout.max_new_tokens 64", synced=False),
     "rl_ngram": rl("--vllm.speculative_tokens 2 --rollout.temperature 0.2"),
     "rl_video": rl(rows="videos.jsonl"),
     "rl_resume": rl("--train.num_episodes 2 --ckpt.save_steps 1", killed=True),

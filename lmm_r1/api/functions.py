@@ -96,7 +96,7 @@ def generate(
     Raises:
         UserError: a setting or the checkpoint cannot be used, or none of the rows can.
     """
-    with own_process({"model": "checkpoint", "data": "rows"}), tempfile.TemporaryDirectory() as scratch:
+    with own_process(), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if output is None else Path(output).absolute().parent
         spec, functions = named_rewards(reward)
         given: dict[str, object] = {"reward": spec} if spec else {}
@@ -139,7 +139,7 @@ def _answered(record: Mapping[str, Any]) -> AnsweredRow:
 
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
-ROWS = "rows"
+ROWS, EVAL_ROWS = "rows", "eval_rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +190,7 @@ def evaluate(
     Raises:
         UserError: a setting, a checkpoint or all rows of a file cannot be used.
     """
-    arguments = {"checkpoints": "checkpoints", "files": "rows"}
-    with own_process(arguments), tempfile.TemporaryDirectory() as scratch:
+    with own_process(), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if output is None else Path(output).absolute().parent
         named = rows if isinstance(rows, Mapping) else {ROWS: rows}
         files = {name: row_file(own, folder=folder, argument=name) for name, own in named.items()}
@@ -263,8 +262,12 @@ class TrainedRun:
 
 
 class TrainKeywords(TypedDict, total=False):
-    """The settings that most runs change, as keyword arguments of every training function; all others go into `config`."""
+    """The rows of every training function and the settings that most runs change; all others go into `config`."""
 
+    rows: Rows | None
+    """In the place of `data.dataset`, in RL of `data.prompt_dataset`."""
+    eval_rows: Rows | None
+    """In the place of `eval.dataset`."""
     model: AnyPath
     output: AnyPath
     """Folder of the run."""
@@ -327,8 +330,6 @@ def train_rl(
     config: Settings[PPOConfig] | None = None,
     overrides: Mapping[str, object] | None = None,
     *,
-    rows: Rows | None = None,
-    eval_rows: Rows | None = None,
     reward: Rewards | None = None,
     **keywords: Unpack[RLKeywords],
 ) -> TrainedRun:
@@ -337,19 +338,17 @@ def train_rl(
     Args:
         config: as `lmm-r1 train_ppo_ray --help` lists the settings: a mapping, the path of a YAML file, or a `PPOConfig`.
         overrides: settings that go before those of `config`.
-        rows: the prompts, in the place of `data.prompt_dataset`; `eval_rows` in that of `eval.dataset`.
         reward: a function, or what `reward.remote_url` takes: a verifier, an address, FILE.py:NAME; or a list of functions,
             verifiers and files, each alone or with its weight: `[right, "format=0.5", (length, 0.1)]`.
-        keywords: the settings of `RLKeywords`; they go before all others.
+        keywords: those of `RLKeywords`; they go before all others.
 
     Raises:
         UserError: what was given cannot be trained, or the run failed; the message says what is saved.
         RunStopped: Ctrl-C or SIGTERM ended it, after a whole step.
     """
-    given = {"rows": ("data.prompt_dataset", rows), "eval_rows": ("eval.dataset", eval_rows)}
+    given = _given_rows(keywords, "data.prompt_dataset")
     named, callbacks = _named_settings(keywords, _OF_RL)
-    arguments = _arguments(given) | ({} if reward is None else {"reward.remote_url": "reward"})
-    with own_process(arguments | {_OF_RL[keyword]: keyword for keyword in keywords if keyword in _OF_RL}):
+    with own_process():
         spec, functions = named_rewards(reward)
         source = {"reward.remote_url": spec} if spec else {}
         settings = read_config(PPOConfig, config or {}, overrides or {}, named, source)
@@ -364,9 +363,6 @@ def train_rl(
 def train_sft(
     config: Settings[SFTConfig] | None = None,
     overrides: Mapping[str, object] | None = None,
-    *,
-    rows: Rows | None = None,
-    eval_rows: Rows | None = None,
     **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Fine-tune on rows of messages whose last message is the response; takes, returns and raises what `train_rl` does.
@@ -376,46 +372,36 @@ def train_sft(
     Args:
         config: as `lmm-r1 train_sft --help` lists the settings.
         overrides: settings that go before those of `config`.
-        rows: in the place of `data.dataset`; `eval_rows` in that of `eval.dataset`.
-        keywords: the settings of `TrainKeywords`; they go before all others.
+        keywords: those of `TrainKeywords`; they go before all others.
     """
-    return _supervised("sft:SFTRun", SFTConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("sft:SFTRun", SFTConfig, config, overrides, keywords)
 
 
 def train_dpo(
     config: Settings[DPOConfig] | None = None,
     overrides: Mapping[str, object] | None = None,
-    *,
-    rows: Rows | None = None,
-    eval_rows: Rows | None = None,
     **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Train on pairs of a chosen and a rejected response, as `lmm-r1 train_dpo` does; otherwise as `train_sft`."""
-    return _supervised("dpo:DPORun", DPOConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("dpo:DPORun", DPOConfig, config, overrides, keywords)
 
 
 def train_rm(
     config: Settings[RMConfig] | None = None,
     overrides: Mapping[str, object] | None = None,
-    *,
-    rows: Rows | None = None,
-    eval_rows: Rows | None = None,
     **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Train a reward model on such pairs, as `lmm-r1 train_rm` does; otherwise as `train_sft`."""
-    return _supervised("rm:RMRun", RMConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("rm:RMRun", RMConfig, config, overrides, keywords)
 
 
 def train_kd(
     config: Settings[KDConfig] | None = None,
     overrides: Mapping[str, object] | None = None,
-    *,
-    rows: Rows | None = None,
-    eval_rows: Rows | None = None,
     **keywords: Unpack[KDKeywords],
 ) -> TrainedRun:
     """Train a student to predict like the `teacher`, as `lmm-r1 train_kd` does; otherwise as `train_sft`."""
-    return _supervised("kd:KDRun", KDConfig, config, overrides, rows, eval_rows, keywords)
+    return _supervised("kd:KDRun", KDConfig, config, overrides, keywords)
 
 
 Config = TypeVar("Config", PPOConfig, SFTConfig, DPOConfig, RMConfig, KDConfig)
@@ -426,8 +412,6 @@ def _supervised(
     config_class: type[Config],
     config: Settings[Config] | None,
     overrides: Mapping[str, object] | None,
-    rows: Rows | None,
-    eval_rows: Rows | None,
     keywords: Mapping[str, object],
 ) -> TrainedRun:
     """Run a supervised stage.
@@ -435,10 +419,10 @@ def _supervised(
     Args:
         run_class: MODULE:CLASS below `lmm_r1.supervised`, which is imported when the settings are right.
     """
-    given = {"rows": ("data.dataset", rows), "eval_rows": ("eval.dataset", eval_rows)}
+    given = _given_rows(keywords, "data.dataset")
     known = _OF_KD if config_class is KDConfig else _SUPERVISED
     named, callbacks = _named_settings(keywords, known)
-    with own_process(_arguments(given) | {known[keyword]: keyword for keyword in keywords if keyword in known}):
+    with own_process():
         settings: Any = _ready(read_config(config_class, config or {}, overrides or {}, named), given)
         train_run(f"lmm_r1.supervised.{run_class}", settings, callbacks=callbacks)
         return _finished(settings)
@@ -447,17 +431,19 @@ def _supervised(
 def _named_settings(keywords: Mapping[str, Any], known: Mapping[str, str]) -> tuple[dict[str, object], Callbacks]:
     """Return keyword arguments as settings, and the functions among them; raises TypeError for others, as Python does."""
     callbacks = {name: keywords[name] for name in ("on_step", "on_evaluation") if name in keywords}
-    if unknown := keywords.keys() - callbacks.keys() - known.keys():
+    settings = {name: value for name, value in keywords.items() if name not in (*callbacks, ROWS, EVAL_ROWS)}
+    if unknown := settings.keys() - known.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}; there are {', '.join(known)}, and `config`")
-    return {known[name]: value for name, value in keywords.items() if name not in callbacks}, Callbacks(**callbacks)
+    return {known[name]: value for name, value in settings.items()}, Callbacks(**callbacks)
 
 
-_Given = Mapping[str, tuple[str, "Rows | None"]]
-"""The setting that each argument with rows replaces."""
+_Given = Mapping[str, tuple[str, Rows]]
+"""The setting that each argument with rows replaces, and the rows."""
 
 
-def _arguments(given: _Given) -> dict[str, str]:
-    return {setting: argument for argument, (setting, rows) in given.items() if rows is not None}
+def _given_rows(keywords: Mapping[str, Any], dataset: str) -> _Given:
+    settings = {ROWS: dataset, EVAL_ROWS: "eval.dataset"}
+    return {name: (flag, keywords[name]) for name, flag in settings.items() if keywords.get(name) is not None}
 
 
 def _ready(config: Config, given: _Given, *, reward: GivenFunctions | None = None) -> Config:
@@ -466,16 +452,11 @@ def _ready(config: Config, given: _Given, *, reward: GivenFunctions | None = Non
     if not config.ckpt.overwrite:
         # Before rows are written there.
         RunFolder.check_unfinished(folder)
-    named = {setting: rows for setting, rows in given.values() if rows is not None}
-    if named and config.data.image_dir is None and all(image_dir(rows) for rows in named.values()):
+    if given and config.data.image_dir is None and all(image_dir(rows) for _, rows in given.values()):
         config = read_config(type(config), config, {f"data.{IMAGE_DIR}": image_dir([])[IMAGE_DIR]})
     # Other settings are checked before anything is written.
-    resolve(read_config(type(config), config, dict.fromkeys(named, "rows.jsonl")))
-    files = {
-        setting: row_file(rows, folder=folder, argument=argument)
-        for argument, (setting, rows) in given.items()
-        if rows is not None
-    }
+    resolve(read_config(type(config), config, {setting: "rows.jsonl" for setting, _ in given.values()}))
+    files = {setting: row_file(rows, folder=folder, argument=argument) for argument, (setting, rows) in given.items()}
     config = resolve(read_config(type(config), config, files))
     prepare_training(config, reward=reward)
     return config
@@ -496,7 +477,7 @@ def _finished(config: PPOConfig | SupervisedConfig) -> TrainedRun:
 def named_rewards(reward: Rewards | None) -> tuple[str, dict[str, Reward]]:
     """Return rewards as `--reward` names them, empty without any, and the functions among them by name.
 
-    Raises UserError for two functions of one name, and for one that cannot be sent to another process.
+    Raises UserError for two functions of one name.
     """
     entries = [reward] if isinstance(reward, str) or callable(reward) else reward or ()
     functions: dict[str, Reward] = {}
@@ -507,20 +488,6 @@ def named_rewards(reward: Rewards | None) -> tuple[str, dict[str, Reward]]:
             name = getattr(one, "__name__", type(one).__name__)
             if name in functions:
                 raise UserError(f"reward: two functions are called {name}; rename one")
-            _check_sendable(name, one)
             functions[name], one = one, f"{GIVEN}{name}"
         names.append(one if weight is None else f"{one}={weight}")
     return ",".join(names), functions
-
-
-def _check_sendable(name: str, reward: Reward) -> None:
-    """Raise UserError for a function that cannot travel to the processes that call it."""
-    from ray import cloudpickle
-
-    try:
-        cloudpickle.dumps(reward)
-    except Exception as error:  # whatever the objects that it holds raise
-        raise UserError(
-            f"reward: {name} cannot be sent to the processes that call it ({type(error).__name__}: {error}); make what it "
-            "uses inside of it, and not before"
-        ) from error

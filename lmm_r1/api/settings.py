@@ -170,14 +170,10 @@ _FLAG = re.compile(r"--(?=[A-Za-z])")
 
 
 @contextmanager
-def own_process(arguments: Mapping[str, str]) -> Iterator[None]:
+def own_process() -> Iterator[None]:
     """Run a command's work in this process, and restore what it changes afterwards.
 
-    That is the environment, Ray, the process group and Python's garbage collector. Errors name settings and
-    arguments, and not of flags.
-
-    Args:
-        arguments: names of the call's arguments, by the settings that they replace.
+    That is the environment, Ray, the process group and Python's garbage collector. Errors name settings and not flags.
 
     Raises:
         UserError: this process cannot run it, or what is raised inside. RunStopped is also raised again.
@@ -189,9 +185,9 @@ def own_process(arguments: Mapping[str, str]) -> Iterator[None]:
             yield
     except UserError as error:
         # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
-        raise UserError(in_arguments(str(getattr(error, "cause", error)), arguments)) from error
+        raise UserError(without_flags(str(getattr(error, "cause", error)))) from error
     except RunStopped as stop:
-        raise RunStopped(in_arguments(str(stop), arguments), exit_code=stop.exit_code) from stop
+        raise RunStopped(without_flags(str(stop)), exit_code=stop.exit_code) from stop
     finally:
         _leave()
         gc.unfreeze()
@@ -223,11 +219,9 @@ def _without_loop() -> Iterator[None]:
             asyncio.tasks._enter_task(loop, task)
 
 
-def in_arguments(sentence: str, arguments: Mapping[str, str]) -> str:
-    """Return a sentence about flags as one about settings and arguments: `--train.seed` is `train.seed`."""
+def without_flags(sentence: str) -> str:
+    """Return a sentence about flags as one about settings: `--train.seed` is `train.seed`."""
     sentence = " ".join(line.strip() for line in sentence.splitlines()).replace(GIVEN, "")
-    for setting, argument in arguments.items():
-        sentence = re.sub(rf"--{re.escape(setting)}(?![\w.])", argument, sentence)
     return _FLAG.sub("", sentence).replace("the same command", "the same call")
 
 

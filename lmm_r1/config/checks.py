@@ -17,9 +17,9 @@ from lmm_r1.config.ppo import (
     RewardConfig,
 )
 from lmm_r1.config.preferences import DPOConfig, RMConfig
-from lmm_r1.config.rewards import check_reward, named_verifier, part_weights, reward_functions
+from lmm_r1.config.rewards import named_verifier, part_weights, reward_functions
 from lmm_r1.config.shared import DeepSpeedConfig, ThoughtConfig, check_speculation
-from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config.supervised import KDConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 
 
@@ -27,14 +27,6 @@ def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     if config.train.plays:
         _check_agent(config)
-    if config.rollout.oversample > 1:
-        limit = config.rollout.vllm_generate_batch_size
-        # A size that is still open may be any.
-        if limit is not None and (not config.rollout.batch_size or limit < config.rollout.batch_size):
-            raise UserError(
-                f"--rollout.oversample {config.rollout.oversample:g} lets the engines have more prompts than a step has, and "
-                f"--rollout.vllm_generate_batch_size {limit} fewer; leave one of them out"
-            )
     check_speculation(config.vllm, prefix="vllm.")
     _check_accumulation(config)
     _check_reward_source(config)
@@ -50,16 +42,13 @@ def check_supervised(config: SupervisedConfig) -> None:
     _check_accumulation(config)
     if isinstance(config, KDConfig):
         require(config, "teacher.model_name_or_path", example="path/or/hub-name")
-    if isinstance(config, SFTConfig) and config.eval.reward is not None:
-        check_reward(config.eval.reward, flag="--eval.reward")
     if isinstance(config, DPOConfig) and config.ref.offload and config.refers_to_base:
         raise UserError("--ref.offload: with --ds.lora.rank no second model is loaded as reference; leave it out")
-    key, metrics = config.ckpt.best_metric_key, "eval_loss or eval_pair_accuracy"
-    if isinstance(config, SFTConfig):
-        metrics = "eval_loss (or eval_DATASOURCE_pass1 with --eval.reward)"
+    key = config.ckpt.best_metric_key
     if key not in ("", "none") and (config.eval.dataset is None or not key.startswith("eval_")):
         raise UserError(
-            f"--ckpt.best_metric_key {key} names no metric of an evaluation; give --eval.dataset and {metrics}, or none"
+            f"--ckpt.best_metric_key {key} names no metric of an evaluation; give --eval.dataset and eval_loss or "
+            "eval_pair_accuracy, or none"
         )
     shares = isinstance(config, DPOConfig | RMConfig) and config.train.shared_prefix_enable
     _check_ulysses(config.ds, packs=config.ds.packing_samples or shares, gpus={})

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from lmm_r1.config.declared import Below, Needs, Within
-from lmm_r1.config.rl_models import AHEAD_TOKENS as AHEAD_TOKENS
 from lmm_r1.config.rl_models import CLIP_RANGES as CLIP_RANGES
 from lmm_r1.config.rl_models import CONSTANT as CONSTANT
 from lmm_r1.config.rl_models import DEFAULT_VERIFIER as DEFAULT_VERIFIER
@@ -52,12 +51,8 @@ class AdvantageConfig:
         Needs("reward.model_name_or_path=None", when="remax", because=SERVED.because),
         Needs("train.agent_func_path=None", when="remax", because="OpenRLHF's executors play no greedy episodes"),
     ] = "reinforce_baseline"
-    """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, remax subtracts the reward of a
-    greedy response, and grpo_passk rewards the best of pass_k responses. FILE.py:NAME is a function of your own."""
-    pass_k: Annotated[
-        int, Within("[1, inf)"), Needs(".estimator=grpo_passk"), Below("rollout.n_samples_per_prompt")
-    ] = 4
-    """Responses of which the best counts, for grpo_passk."""
+    """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, and remax subtracts the reward of a
+    greedy response. FILE.py:NAME is a function of your own."""
     gamma: Annotated[float, Within("[0, 1]")] = 1.0
     """Discount per token."""
     lambd: Annotated[float, Within("[0, 1]"), Needs(".estimator=gae")] = 1.0
@@ -159,13 +154,6 @@ class RolloutConfig:
     ] = None
     """Tokens in one forward pass with dynamic batches or shared prefixes. None is train.max_tokens_per_gpu, and on
     GPUs what fits."""
-    oversample: Annotated[
-        float, Within("[1, 2]"), Needs("train.async_enable=False", because="both let samples outlast a weight update")
-    ] = 1.0
-    """Prompts in progress at a time, in multiples of batch_size, at most 2. A rollout ends when batch_size groups are
-    finished; the others continue in the next rollout."""
-    oversample_max_held: Annotated[int, FIXED] = 1
-    """Number of rollouts that may end before a group in progress is finished; the next rollout waits for the group."""
 
 
 _SINGLE_TURNS = "a reward model scores single turns"
@@ -305,8 +293,6 @@ class PPODeepSpeedConfig(DeepSpeedConfig):
 class PPOCheckpointConfig(CheckpointConfig):
     max_mem: Annotated[float, Within("(0, inf]")] = float("inf")
     """Maximum size of all checkpoints in GiB."""
-    max_restarts: Annotated[int, Within("[0, inf)"), Needs(".disable_ds=False")] = 0
-    """How often a run that loses a worker, an engine or a machine restarts by itself from its last saved step."""
     best_metric_key: Annotated[str, Needs("eval.dataset or .best_metric_key=none")] = ""
     """Evaluation metric by which the best checkpoint is kept. Empty takes the first pass@1; none keeps no best
     checkpoint."""
@@ -429,7 +415,7 @@ class PPOConfig:
     @property
     def refers_to_base(self) -> bool:
         """Whether the reference is the policy with its LoRA adapters switched off."""
-        return self.algo.kl.init_coef > 0 and self.ds.lora.rank > 0 and self.ref.refresh_steps == 0
+        return self.algo.kl.init_coef > 0 and self.ds.lora.rank > 0
 
     @property
     def needs_reference_model(self) -> bool:

@@ -192,12 +192,11 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
 
 
 def _correction(config: PPOConfig) -> dict[str, object]:
-    """Return the correction for samples of older weights, which asynchronous and oversampling runs have."""
+    """Return the correction for samples of older weights, which asynchronous runs have."""
     flag = "algo.advantage.is_correction_level"
-    if dotted.get(config, flag) != "off" or not (config.train.async_enable or config.rollout.oversample > 1):
+    if dotted.get(config, flag) != "off" or not config.train.async_enable:
         return {}
-    because = "train.async_enable" if config.train.async_enable else "rollout.oversample"
-    logger.warning("--%s is token: with --%s samples come of older weights than the policy's", flag, because)
+    logger.warning("--%s is token: with --train.async_enable samples come of older weights than the policy's", flag)
     return {flag: "token"}
 
 
@@ -267,7 +266,6 @@ UNPLANNED: dict[str, object] = {
     "ds.enable_sleep": False,
     "ds.zero_stage": 2,
     "model.gradient_checkpointing_enable": False,
-    "ref.during_generation": False,
     "ref.offload": False,
     "train.colocate_all": False,
     "train.max_tokens_per_gpu": MOST_PASS_TOKENS,
@@ -277,8 +275,6 @@ UNPLANNED: dict[str, object] = {
 }
 # The same for models and engines that share GPUs.
 _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_memory_utilization": 0.5}
-# The same for an engine next to a student and a teacher.
-_STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
 
 # Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is for a whole group,
 # one in front for this name in all groups. Models and rows are compared by their content, not by these names.
@@ -322,7 +318,6 @@ _FREE = (
     "eval.",
     "local_rank",
     "logger.",
-    "ref.during_generation",
     "reward.deadline_s",
     "reward.remote_url",
     "reward.request_fields",
@@ -366,11 +361,6 @@ def unplanned(config: Trained) -> Trained:
     """Return the settings with what a plan has left open, or was not made for, as it is without one."""
     shares = isinstance(config, PPOConfig) and config.train.colocate_all
     defaults = UNPLANNED | (_SHARED_UNPLANNED if shares else {})
-    if isinstance(config, PPOConfig) and not shares and has_effect("ref.during_generation", config):
-        # Its GPUs have nothing else to do then.
-        defaults["ref.during_generation"] = True
-    if isinstance(config, KDConfig):
-        defaults |= _STUDENT_UNPLANNED
     known = dotted.leaf_types(type(config))
     open_flags = [flag for flag in defaults if flag in known and dotted.get(config, flag) is None]
     return dotted.replace(

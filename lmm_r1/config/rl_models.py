@@ -18,15 +18,13 @@ MOST_PASS_TOKENS = 16192
 """Tokens of a training pass if `train.max_tokens_per_gpu` is not set; OpenRLHF's default."""
 MOST_GPU_PASS_TOKENS = 65536
 """The same on a GPU with spare memory: larger passes are no faster per token."""
-AHEAD_TOKENS = 8192
-"""The same for the reference's passes during generation, for which memory is reserved."""
 
 EstimatorName: TypeAlias = Literal[
-    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
+    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax"
 ]
 """Each is the name of a function in `lmm_r1.rl.advantages`."""
 # They compare a response with others to the same prompt, so a group of one has no advantage.
-GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
+GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
 """Each is the name of a function in `lmm_r1.rl.losses`."""
 LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -57,7 +55,7 @@ GPU_COUNTS = (
 
 # What flags of a second copy of the weights need: with LoRA, the reference is the policy without its adapters.
 WITH_KL = Needs("algo.kl.init_coef>0", warns=True)
-SECOND_MODEL = Needs("ds.lora.rank=0 or ref.refresh_steps>0", warns=True)
+SECOND_MODEL = Needs("ds.lora.rank=0", warns=True)
 
 
 class PlacedModel:
@@ -166,9 +164,6 @@ class CriticConfig(OptimizerConfig, PlacedModel):
     """Save the critic as well, in the folder output_dir with the suffix _critic."""
 
 
-_UPDATED = "the policy is updated during generation, on the GPUs of the reference"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RefConfig(PlacedModel):
     num_nodes: Annotated[int | None, Within("[1, inf)"), WITH_KL, SECOND_MODEL] = None
@@ -178,26 +173,6 @@ class RefConfig(PlacedModel):
     offload: Annotated[bool | None, WITH_KL, SECOND_MODEL, Needs("ds.zero_stage=3")] = None
     """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
     otherwise."""
-    during_generation: Annotated[
-        bool | None,
-        Needs("ds.lora.rank=0 or .refresh_steps>0", because="the reference is the policy without its adapters"),
-        Needs("train.async_enable=False or train.colocate_all=False|None", because=_UPDATED),
-        Needs("train.async_enable=False or train.colocate_actor_ref=False", because=_UPDATED),
-        Needs(
-            "train.async_enable=False or .refresh_steps=0",
-            because="the next rollout begins before the reference is refreshed",
-        ),
-    ] = None
-    """Compute the reference log-probs of finished groups while other groups are generated; None does so on GPUs with
-    enough memory."""
-    refresh_steps: Annotated[
-        int,
-        Within("[0, inf)"),
-        Needs("ds.load_in_4bit=False", because="the reference is in 4 bits, and takes no other weights"),
-        Needs("ds.tensor_parallel_size=1", because="no rank has the policy's weights whole"),
-    ] = 0
-    """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model: with LoRA,
-    the policy without its adapters."""
 
 
 DEFAULT_VERIFIER = "math"

@@ -73,14 +73,8 @@ def named_reading(
     )
 
 
-def read_conversations(
-    config: PPOConfig | SFTConfig, path: str, *, held_out: bool = False, **given: Any
-) -> RowFile[Row]:
-    """Return the rows of a file for RL, SFT or distillation; further arguments and errors are those of `read_row_file`.
-
-    Args:
-        held_out: the rows are for evaluation.
-    """
+def read_conversations(config: PPOConfig | SFTConfig, path: str, **given: Any) -> RowFile[Row]:
+    """Return the rows of a file for RL, SFT or distillation; further arguments and errors are those of `read_row_file`."""
     reading = row_reading(config.data, prefix="--data.")
     if isinstance(config, PPOConfig):
         template = config.data.input_template or None
@@ -89,7 +83,7 @@ def read_conversations(
     else:
         reading = replace(reading, names=replace(reading.names, response=config.data.output_key))
         template = plain_template(config)
-        needs_answer = held_out and config.eval.reward is not None
+        needs_answer = False
     given = {"bad_rows": config.data.bad_rows, "answer_required": needs_answer} | given
     return read_row_file(path, reading=replace(reading, plain_template=template), skip_by=SKIP_BAD_ROWS, **given)
 

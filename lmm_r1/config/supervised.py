@@ -133,23 +133,6 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTEvalConfig(EvalConfig):
-    reward: Annotated[
-        str | None,
-        Needs(".dataset"),
-        Needs("ds.zero_stage!=3", because="no rank has the whole model to generate answers with"),
-        Needs("ds.tensor_parallel_size=1", because="no rank has the whole model to generate answers with"),
-    ] = None
-    """Verifier (`math`, `list:unordered`), function (FILE.py:NAME) or list, whose first part decides, that also judges a
-    greedy answer to every row, with ZeRO below stage 3.
-
-    None measures only the loss.
-    """
-    max_new_tokens: Annotated[int, Within("[1, inf)"), Needs(".reward")] = 1024
-    """Longest answer in tokens, limited by the room that the prompt leaves in data.max_len."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SFTLoggerConfig(LoggerConfig):
     stage_name: str = "sft"
     """Name of this stage in stage.json and in the report."""
@@ -165,7 +148,7 @@ class SFTConfig(SupervisedConfig):
         {
             "Train on the responses in a file of conversations": "--ckpt.output_dir runs/sft",
             "Train adapters instead of all weights, and measure a held-out file": "--ds.lora.rank 16"
-            " --eval.dataset held_out.jsonl --eval.reward math --ckpt.output_dir runs/lora",
+            " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
             "Take the settings from a file, some of them changed": "--adam.lr 1e-5"
             " --config examples/scripts/lmm_r1/configs/cold_start.yaml",
         },
@@ -181,8 +164,6 @@ class SFTConfig(SupervisedConfig):
     """Rows."""
     train: SFTTrainConfig = field(default_factory=SFTTrainConfig)
     """The training loop."""
-    eval: SFTEvalConfig = field(default_factory=SFTEvalConfig)
-    """Evaluation during training."""
     logger: SFTLoggerConfig = field(default_factory=SFTLoggerConfig)
     """Logs."""
 
@@ -213,33 +194,6 @@ class TeacherConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudentRolloutConfig:
-    on_policy_share: Annotated[
-        float,
-        Within("[0, 1]"),
-        Needs("ds.ulysses_size=1", because="ranks that share sequences would each sample others"),
-        Needs("data.dataloader_num_workers=0", because="there are no rows to encode ahead"),
-        Needs("model.pretrain_mode_enable=False", because="there are no prompts to answer"),
-    ] = 0.0
-    """Share of updates that train on the student's own responses to the rows' prompts (GKD's lambda); 0 is none."""
-    max_new_tokens: Annotated[int, Within("[1, inf)")] = 1024
-    """Longest of these responses in tokens, limited by the room that the prompt leaves in data.max_len."""
-    temperature: Annotated[float, Within("[0, inf)")] = 1.0
-    """Sampling temperature; 0 takes the likeliest token."""
-    top_p: Annotated[float, Within("(0, 1]")] = 1.0
-    """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudentEngineConfig:
-    gpu_memory_utilization: Annotated[float | None, Within("(0, 1]")] = None
-    """Share of a GPU's memory for the student's engine, next to training; None is what its responses need, if there is
-    room."""
-    enforce_eager: bool | None = None
-    """Run vLLM without CUDA graphs; None does so for small models only."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class KDLoggerConfig(SFTLoggerConfig):
     stage_name: str = "kd"
     """Name of this stage in stage.json and in the report."""
@@ -255,8 +209,8 @@ class KDConfig(SFTConfig):
         {
             "Train on a larger model's distributions over the rows": "--teacher.model_name_or_path models/vlm-7b"
             " --ckpt.output_dir runs/kd",
-            "The reverse KL, half of it on the student's responses": "--teacher.model_name_or_path models/vlm-7b"
-            " --model.kd_loss reverse_kl --rollout.on_policy_share 0.5 --ckpt.output_dir runs/on_policy",
+            "The reverse KL": "--teacher.model_name_or_path models/vlm-7b --model.kd_loss reverse_kl"
+            " --ckpt.output_dir runs/reverse",
             "Longer sequences without padding, evaluated each 50 updates": "--teacher.model_name_or_path models/vlm-7b"
             " --data.max_len 8192 --ds.packing_samples --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/kd",
         },
@@ -268,13 +222,5 @@ class KDConfig(SFTConfig):
     """The student and the loss."""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     """The teacher."""
-    rollout: Annotated[StudentRolloutConfig, Needs("rollout.on_policy_share>0")] = field(
-        default_factory=StudentRolloutConfig
-    )
-    """The student's own responses."""
-    vllm: Annotated[StudentEngineConfig, Needs("rollout.on_policy_share>0")] = field(
-        default_factory=StudentEngineConfig
-    )
-    """The engine that samples them."""
     logger: KDLoggerConfig = field(default_factory=KDLoggerConfig)
     """Logs."""

@@ -166,27 +166,6 @@ class PromptStream:
         self.position += len(self.taken)
         return [self.rows[index] for index in self.taken]
 
-    def take_of_batches(self, count: int, *, batch: int) -> list[Row]:
-        """Return up to `count` next rows of one episode, from those that fill whole batches; none after the last episode.
-
-        The remainder of an episode is skipped, as in `has`.
-        """
-        while self.episode < self.episodes:
-            if (room := self._of_batches(batch) - self.position) > 0:
-                return self.take(min(count, room))
-            self.next_episode()
-        return []
-
-    def left(self, *, batch: int) -> int:
-        """Return how many rows `take_of_batches` will still return."""
-        if self.episode >= self.episodes:
-            return 0
-        later = self.episodes - self.episode - 1
-        return max(0, self._of_batches(batch) - self.position) + later * self._of_batches(batch)
-
-    def _of_batches(self, batch: int) -> int:
-        return len(self.rows) // batch * batch
-
     def has(self, count: int) -> bool:
         """Return whether `count` more rows can be taken; moves to the next episode if this one has too few."""
         while self.episode < self.episodes:

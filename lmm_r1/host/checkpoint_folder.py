@@ -22,8 +22,6 @@ from lmm_r1.files.atomic import writing
 MARKER = "complete.json"
 LATEST = "latest"
 SAVING = ".saving-"
-REFERENCE_FOLDER = "_reference"
-"""The folder, next to the checkpoints of an RL run's models, of the reference's weights if the reference follows the policy."""
 # OpenRLHF writes it once a save has ended.
 METRIC = "metric.json"
 _TAG = re.compile(r"(best_)?global_step(\d+)")

@@ -13,9 +13,8 @@ from typing import TypeVar
 from PIL import Image
 from rich.console import Console
 
-from lmm_r1 import cpu, dotted
-from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, model_path, unplanned
-from lmm_r1.config.declared import has_effect
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, SupervisedConfig, model_path, unplanned
 from lmm_r1.config.hardware import shared_counts
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.data.images import image_size
@@ -49,8 +48,6 @@ CHOSEN = (
     "ref.offload",
     "ds.adam_offload",
 )
-# Part of its share that an engine on shared GPUs may lose to reference passes during generation.
-LEFT_TO_REFERENCE = 0.1
 
 
 def chosen(
@@ -64,7 +61,6 @@ def chosen(
     3. engines free their memory while models train;
     4. as few layers as possible compute their activations again;
     5. what costs more time: see `remedies.open_remedies`.
-    With all of that chosen, the reference runs during generation if there is memory for it.
     Without a GPU nothing is chosen but what a run needs to fit.
 
     Args:
@@ -80,21 +76,7 @@ def chosen(
             shared_plan = plan
         if shared_plan.shortage == 0:
             found, plan = shared, shared_plan
-    return _with_reference_ahead(found, plan, replan=replan)
-
-
-def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
-    """Return the settings with reference passes during generation, if these take little memory from other uses."""
-    if not isinstance(config, PPOConfig) or config.ref.during_generation is not None or plan.machine.gpu_bytes is None:
-        return config, plan
-    if has_effect("ref.during_generation", config):
-        ahead = dotted.replace(config, {"ref.during_generation": True})
-        found = replan(ahead)
-        before, after = plan.engine_share or 0.0, found.engine_share or 0.0
-        same_passes = (found.fitting_tokens or 0) >= (plan.fitting_tokens or 0)
-        if found.shortage == 0 and same_passes and after >= (1 - LEFT_TO_REFERENCE) * before:
-            return ahead, found
-    return dotted.replace(config, {"ref.during_generation": False}), plan
+    return found, plan
 
 
 def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
@@ -112,7 +94,7 @@ def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple
 def filled(config: Config, plan: Plan) -> Config:
     """Return settings that were chosen without anything open: what the plan has found, and else what they always were."""
     found: dict[str, object] = {}
-    has_engine = isinstance(config, PPOConfig | KDConfig) and config.vllm.gpu_memory_utilization is None
+    has_engine = isinstance(config, PPOConfig) and config.vllm.gpu_memory_utilization is None
     if has_engine and plan.engine_share is not None:
         found["vllm.gpu_memory_utilization"] = plan.engine_share
     if isinstance(config, PPOConfig):
@@ -191,9 +173,6 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
         processes = int(os.environ.get("WORLD_SIZE", 1))
         per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
         plan = partial(plan_supervised, processes=processes, per_machine=per_machine)
-    elif config.ref.during_generation is None and not cpu.has_cuda():
-        # The reference would take cores from the engines.
-        config = dotted.replace(config, {"ref.during_generation": False})
     if isinstance(config, PPOConfig) and os.environ.get("RAY_ADDRESS"):
         return unplanned(config)
     if config.train.memory_check == "off":

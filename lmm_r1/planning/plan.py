@@ -168,14 +168,6 @@ class Device:
     """That carries new weights to the engines."""
     overlaps: bool = False
     """Whether the engine generates while the models work."""
-    ahead_tokens: int = 0
-    """Bytes of reference passes during generation; 0 if the reference waits for its end."""
-
-    @property
-    def ahead(self) -> int:
-        """What the reference's passes take while responses are generated."""
-        found = (model for model in self.models if model.role == "reference" and self.ahead_tokens)
-        return sum(model.busy(self.ahead_tokens) - model.idle for model in found)
 
     def phases(self) -> list[Phase]:
         """Return what is done one after the other, and what the device holds at most in each."""
@@ -183,7 +175,7 @@ class Device:
         together = ", while responses are generated" if self.overlaps else ""
         phases = []
         if self.engine is not None and not (self.overlaps and self.models):
-            phases.append(Phase(name="generation", size=idle + self.ahead + self.engine.share))
+            phases.append(Phase(name="generation", size=idle + self.engine.share))
         for role in dict.fromkeys(model.role for model in self.models):
             # On a machine without GPUs there may be several of them.
             members = [model for model in self.models if model.role == role]
@@ -221,7 +213,7 @@ class Device:
         """
         idle = sum(model.idle for model in self.models)
         busy = 0 if sleeps else max((model.busy(tokens) - model.idle for model in self.models), default=0)
-        return usable - idle - max(busy, self.bucket, self.ahead)
+        return usable - idle - max(busy, self.bucket)
 
     def room(self, model: PlannedModel, *, usable: int) -> int:
         """Return what a pass of the model's update may take of a device with `usable` bytes."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.hardware import MOST_PROMPTS, MOST_SAMPLES
-from lmm_r1.config.ppo import AHEAD_TOKENS, MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS, PlacedModel
+from lmm_r1.config.ppo import MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS, PlacedModel
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.shared import EIGHT_BIT, OptimizerConfig
 from lmm_r1.generation.media_store import compact
@@ -267,14 +267,12 @@ def _devices(
     devices = []
     for place_of, group in together.items():
         shares = train.colocate_all and place_of == "policy"
-        ahead = max(AHEAD_TOKENS, config.data.max_len) if config.ref.during_generation else 0
         devices.append(
             Device(
                 name=f"each GPU of {' and '.join(group)}",
                 models=[models[role] for role in group],
                 engine=engine if shares else None,
                 bucket=2 * BUCKET_BYTES if "policy" in group else 0,
-                ahead_tokens=ahead,
             )
         )
     if not train.colocate_all:

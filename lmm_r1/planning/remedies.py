@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.shared import EIGHT_BIT
 from lmm_r1.errors import ListedError, UserError
@@ -173,7 +173,7 @@ def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Reme
     if on_gpu and isinstance(config, PPOConfig) and config.train.colocate_all and not config.vllm.enable_sleep:
         cost = "The engines move their weights out and back in each step."
         yield Remedy(settings={"vllm.enable_sleep": True}, cost=cost)
-    if on_gpu and isinstance(config, PPOConfig | KDConfig):
+    if on_gpu and isinstance(config, PPOConfig):
         shares = (share for share in SHARES if share < (config.vllm.gpu_memory_utilization or 0.0))
         for share in shares:
             cost = "Fewer responses are generated at a time."
@@ -227,8 +227,7 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Rem
         )
     # Over the GPUs of a model; one GPU has nobody to share with.
     several = any(model.gpus > 1 for device in plan.devices for model in device.models)
-    judges = isinstance(config, SFTConfig) and config.eval.reward is not None
-    if several and stage_of(config) != 3 and not config.ds.load_in_4bit and not judges:
+    if several and stage_of(config) != 3 and not config.ds.load_in_4bit:
         yield Remedy(settings={"ds.zero_stage": 3}, cost="The GPUs exchange weights in every pass.")
     if (
         (several or stage_of(config) == 3)

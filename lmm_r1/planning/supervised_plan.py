@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SupervisedConfig, model_path
-from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import load_settings, trained_settings
 from lmm_r1.planning.estimates import PROCESS, WIDTHS, Machine, ModelSettings, PlanImage
@@ -15,9 +14,7 @@ from lmm_r1.planning.plan import (
     Device,
     Phase,
     Plan,
-    PlannedEngine,
     PlannedModel,
-    planned_engine,
     planned_model,
     stored_phases,
 )
@@ -65,29 +62,13 @@ def plan_supervised(
 def _plan_kd(run: _Run, config: KDConfig) -> Plan:
     path = config.teacher.model_name_or_path
     assert path is not None, "required by config.resolve"
-    longest, machine = config.data.max_len, run.machine
+    longest = config.data.max_len
     student = run.trained(pass_tokens=longest)
     teacher = run.frozen(pass_tokens=longest, role="teacher", path=path, offload=config.teacher.offload)
     if config.ds.zero_stage == 3:
         # The teacher's output layer is gathered within the student's pass.
         student = replace(student, context=student.context + _output_layer_bytes(config, path))
-    engine = None
-    if config.rollout.on_policy_share:
-        # vLLM holds the weights whole and unquantized, whatever the training does with them.
-        settings = run.settings(role="reference")
-        settings = replace(settings, load=replace(settings.load, load_in_4bit=False))
-        models = Device(name="", models=[student, teacher], engine=None, bucket=BUCKET_BYTES)
-        room = models.beside_engine(usable=machine.usable, sleeps=False, tokens=longest)
-        engine = planned_engine(
-            settings,
-            machine,
-            utilization=config.vllm.gpu_memory_utilization,
-            room=room,
-            responses=-(-config.train.batch_size // run.per_machine),
-            ranks=run.per_machine,
-            copies=run.per_machine,
-        )
-    return run.plan([student, teacher], engine=engine)
+    return run.plan([student, teacher])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,21 +134,18 @@ class _Run:
             bytes_per_gradient=WIDTHS[config.ds.param_dtype] if in_backward else 0,
         )
 
-    def plan(
-        self, models: Sequence[PlannedModel], *, samples_per_row: int = 1, engine: PlannedEngine | None = None
-    ) -> Plan:
+    def plan(self, models: Sequence[PlannedModel], *, samples_per_row: int = 1) -> Plan:
         """Return the plan of a run whose models, the trained one first, are all on every GPU.
 
         Args:
             samples_per_row: sequences of up to `--data.max_len` tokens that one row makes.
-            engine: each process's engine, which gets the trained model's weights.
         """
         policy, per_machine = models[0], self.per_machine
         device = Device(
             name="each GPU" if self.on_gpu else "the machine",
             models=list(models) * (1 if self.on_gpu else per_machine),
-            engine=engine,
-            bucket=BUCKET_BYTES if self.on_gpu and engine is not None else 0,
+            engine=None,
+            bucket=0,
         )
         room = device.room(policy, usable=self.machine.usable)
         return Plan(
@@ -177,7 +155,6 @@ class _Run:
             pass_tokens=None,
             fitting_tokens=policy.passes.tokens(room, step=TOKEN_STEP) // samples_per_row,
             longest=self.config.data.max_len,
-            engine_share=None if engine is None else engine.utilization,
         )
 
     def _host(self, models: Sequence[PlannedModel]) -> list[Phase]:

@@ -8,17 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, get_args
-
-from pydantic import AfterValidator
+from typing import Any, BinaryIO, Literal, get_args
 
 from lmm_r1.data import messages as data_messages
 from lmm_r1.data.images import load_image
 from lmm_r1.data.sample import CallOutcome, Cut, CutImage, EpisodeEnd, Said, Sample
 from lmm_r1.files.atomic import write_bytes_atomically
 from lmm_r1.files.json_files import (
-    LARGEST_COUNT,
-    LARGEST_NUMBER,
     Count,
     Number,
     append_json_lines,
@@ -30,22 +26,12 @@ IMAGES_FOLDER = "images"
 _MARK = "<image>"
 
 
-def _inside(cut: Cut | None) -> Cut | None:
-    if cut is not None:
-        (left, upper, right, lower), (width, height) = cut.box, cut.size
-        if not (0 <= left < right <= width <= LARGEST_COUNT and 0 <= upper < lower <= height <= LARGEST_COUNT):
-            raise ValueError(f"the box {cut.box} is not inside a picture of {width} x {height} pixels")
-        if cut.picture < 0 or not all(abs(at) <= LARGEST_NUMBER for at in cut.keypoint or ()):
-            raise ValueError("picture and keypoint must be numbers, at least 0 and finite")
-    return cut
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecordedPart:
     kind: Literal["text", "image"]
     value: str
     """The text, or the image: a path relative to the stage's folder, or a data URI."""
-    cut: Annotated[Cut | None, AfterValidator(_inside)] = None
+    cut: Cut | None = None
     """For an image that was cut out of another one of the episode."""
 
 

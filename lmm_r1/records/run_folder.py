@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from lmm_r1.data.messages import NO_PROMPT, Message
-from lmm_r1.data.sample import Said
+from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import locked, write_atomically, write_bytes_atomically
@@ -51,21 +50,10 @@ from lmm_r1.records.metrics import (
     read_evaluation,
     read_metrics,
 )
-from lmm_r1.records.rollouts import (
-    IMAGES_FOLDER,
-    ROLLOUTS_FILE,
-    RecordedTurn,
-    RolloutLog,
-    SampledResponse,
-    append_rollout,
-    keep_turns,
-    read_rollouts,
-)
+from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, RolloutLog, read_rollouts
 from lmm_r1.records.session import SESSION_FILE, TrainingSession, kept_session, read_session, running_elsewhere
 from lmm_r1.records.trackers import TRACKERS_FILE
-from remote_rm.redaction import hidden_text
 
-RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 """Which evaluations have measured the stage's model, and under which name."""
@@ -75,7 +63,6 @@ _RECORDS = (
     ROLLOUTS_FILE,
     IMAGES_FOLDER,
     TRACKERS_FILE,
-    RESTARTS_FILE,
     LEFT_OUT_FILE,
     EVALUATIONS_FILE,
     SESSION_FILE,
@@ -121,7 +108,7 @@ class RunFolder:
             write_atomically(self.path / SETTINGS_FILE, text=settings_yaml)
         except UserError as error:
             raise UserError(f"--ckpt.output_dir: {error}") from error
-        for file in (METRICS_FILE, ROLLOUTS_FILE, RESTARTS_FILE, LEFT_OUT_FILE):
+        for file in (METRICS_FILE, ROLLOUTS_FILE, LEFT_OUT_FILE):
             cut_torn_line(self.path / file)
         self.started -= last_seconds(self.path / METRICS_FILE)
 
@@ -135,7 +122,7 @@ class RunFolder:
         with locked(self.path / LOCK_FILE, output=output):
             if (other := running_elsewhere(self.path)) is not None:
                 raise UserError(
-                    f"{output}: process {other.pid} on {other.table.host} is training in it; stop it, or choose another "
+                    f"{output}: process {other.pid} on {other.host} is training in it; stop it, or choose another "
                     "folder"
                 )
             yield
@@ -220,22 +207,6 @@ class RunFolder:
         first, began = self._first
         return f"  {_clock((time.time() - began) / (step - first) * (total - step))} left"
 
-    def rollout(
-        self, response: SampledResponse, *, messages: Sequence[Message], location: str
-    ) -> list[dict[str, Any]]:
-        """Append one sampled response with its prompt, and return the prompt as written; see `append_rollout`."""
-        return append_rollout(self.path, response, messages=messages, location=location)
-
-    def turns(self, said: Sequence[Said], *, location: str) -> tuple[RecordedTurn, ...]:
-        """Return the turns of an episode as recorded; each picture is stored once under images/."""
-        return keep_turns(said, folder=self.path, location=location)
-
-    def restarted(self, *, number: int, step: int | None, saved: int, lost: str) -> None:
-        """Append a restart, which a resumed run keeps."""
-        now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
-        record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": hidden_text(lost)}
-        append_json_lines(self.path / RESTARTS_FILE, [record])
-
     def left_out(self, rows: Sequence[LeftOutRow]) -> None:
         """Write the rows that the run leaves out, including those that earlier sessions found during training."""
         path = self.path / LEFT_OUT_FILE
@@ -265,9 +236,9 @@ class RunFolder:
         now = time.time()
         seconds = now - self.started
         first = self.started if self._first_started is None else self._first_started
-        write_stage(
-            self.path, name=self.name, kind=self.kind, steps=steps, seconds=seconds, started=first, finished=now
-        )
+        times = [datetime.fromtimestamp(at, tz=timezone.utc).isoformat(timespec="seconds") for at in (first, now)]
+        stage = {"name": self.name, "kind": self.kind, "steps": steps, "seconds": round(seconds, 1)}
+        write_json_object(self.path / STAGE_FILE, {**stage, "started_at": times[0], "finished_at": times[1]})
         return f"{self.name}: {steps} steps in {_clock(seconds)}; the model is in {self.path}"
 
 
@@ -303,27 +274,6 @@ class StageSummary:
     started_at: datetime
     """The start of the first session, with a time zone; without one, derived from the metrics."""
     finished_at: datetime | None = None
-
-
-def write_stage(
-    folder: Path, *, name: str, kind: str, steps: int, seconds: float, started: float, finished: float
-) -> None:
-    """Write the stage.json of a run folder."""
-    stage = StageSummary(
-        name=name,
-        kind=kind,
-        steps=steps,
-        seconds=round(seconds, 1),
-        started_at=datetime.fromtimestamp(started, tz=timezone.utc),
-        finished_at=datetime.fromtimestamp(finished, tz=timezone.utc),
-    )
-    write_json_object(
-        folder / STAGE_FILE,
-        {
-            field: value.isoformat(timespec="seconds") if isinstance(value, datetime) else value
-            for field, value in asdict(stage).items()
-        },
-    )
 
 
 def read_stage(folder: Path) -> StageSummary:

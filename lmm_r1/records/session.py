@@ -20,32 +20,9 @@ SESSION_FILE = "session.json"
 BEAT_S = 15.0
 """Seconds between two signs of life, each of which sets the file's modification time."""
 SILENT_S = 120.0
-"""A process that cannot be looked up counts as ended after this long without a sign of life."""
+"""A process on another host counts as ended after this long without a sign of life."""
 _LOOK_S = 1.0
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessTable:
-    """Identifies the current processes of one machine, or of one container on it."""
-
-    host: str
-    boot: str
-    """The kernel's id, which changes with each start; empty if the system does not report it."""
-    namespace: str
-    """The namespace of process ids; empty if the system does not report it."""
-
-    @classmethod
-    def here(cls) -> ProcessTable:
-        return cls(
-            host=socket.gethostname(),
-            boot=_read(Path("/proc/sys/kernel/random/boot_id")),
-            namespace=_link(Path("/proc/self/ns/pid")),
-        )
-
-    @property
-    def is_known(self) -> bool:
-        return bool(self.boot and self.namespace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +31,7 @@ class TrainingSession:
 
     name: str
     kind: str
-    table: ProcessTable
+    host: str
     pid: Count
     born: str
     """When the process began, in the kernel's units; process ids are reused."""
@@ -65,13 +42,13 @@ class TrainingSession:
     last_sign_at: float
     """Its last sign of life; all times are seconds since the epoch."""
 
-    def runs(self, *, now: float | None = None) -> bool:
+    def runs(self) -> bool:
         """Return whether it still runs."""
         if self.ended_at is not None:
             return False
-        if self.table.is_known and self.table == ProcessTable.here():
+        if self.host == socket.gethostname():
             return born(self.pid) == self.born
-        return (time.time() if now is None else now) - self.last_sign_at <= SILENT_S
+        return time.time() - self.last_sign_at <= SILENT_S
 
 
 def read_session(folder: Path) -> TrainingSession | None:
@@ -85,7 +62,7 @@ def read_session(folder: Path) -> TrainingSession | None:
     metrics = folder / METRICS_FILE
     # A step is a sign, too, for file systems that do not update times.
     sign = record.get("ended_at") or max(beat, metrics.stat().st_mtime if metrics.exists() else 0.0)
-    return checked(TrainingSession, record | {"table": record, "last_sign_at": sign}, place=str(path))
+    return checked(TrainingSession, record | {"last_sign_at": sign}, place=str(path))
 
 
 def running_elsewhere(folder: Path) -> TrainingSession | None:
@@ -94,14 +71,14 @@ def running_elsewhere(folder: Path) -> TrainingSession | None:
     A killed process gives no more signs of life, so this waits for the next one, or until `SILENT_S` has passed.
     """
     session = read_session(folder)
-    if session is None or session.table == ProcessTable.here() or not session.runs():
+    if session is None or session.host == socket.gethostname() or not session.runs():
         return None
     logger.warning(
         "%s: waiting up to %.0f s for a sign of life of process %d on %s, which trained here",
         folder,
         SILENT_S,
         session.pid,
-        session.table.host,
+        session.host,
     )
     while True:
         time.sleep(_LOOK_S)
@@ -125,13 +102,10 @@ def kept_session(folder: Path, *, name: str, kind: str, finished: Path) -> Itera
     """
     earlier = read_session(folder)
     began = time.time() if earlier is None else earlier.first_started_at
-    table = ProcessTable.here()
     record: dict[str, object] = {
         "name": name,
         "kind": kind,
-        "host": table.host,
-        "boot": table.boot,
-        "namespace": table.namespace,
+        "host": socket.gethostname(),
         "pid": os.getpid(),
         "born": born(os.getpid()),
         "first_started_at": round(began, 3),
@@ -156,9 +130,12 @@ def kept_session(folder: Path, *, name: str, kind: str, finished: Path) -> Itera
 
 def born(pid: int) -> str:
     """Return when a process began, in the kernel's units; empty if there is none, or only a zombie."""
-    stat = _read(Path(f"/proc/{pid}/stat"))
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
     # After the name, which may contain anything: the state, then 18 numbers, then the start.
-    state, *numbers = stat.rpartition(")")[2].split() or ["Z"]
+    state, *numbers = stat.rpartition(")")[2].split()
     return "" if state in "ZX" else numbers[18]
 
 
@@ -169,17 +146,3 @@ def _beat(path: Path, over: threading.Event) -> None:
         except OSError:
             # The folder is gone, or its file system does not update times.
             return
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _link(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

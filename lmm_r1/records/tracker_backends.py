@@ -25,7 +25,6 @@ from lmm_r1.records.trackers import (
     Generation,
     Tracker,
     Trackers,
-    shown_images,
     table,
 )
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 
 GENERATIONS = "train/generated_samples"
-IMAGES = "train/generated_samples_images"
 # As OpenRLHF names it in Weights & Biases.
 STEP = "global_step"
 
@@ -51,8 +49,6 @@ class Session:
 
 def _open_tensorboard(session: Session) -> Tracker:
     """Write event files to `--logger.tensorboard_dir`, by default in the run folder, one file per session."""
-    import numpy as np
-    from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
 
     parent = Path(session.logger.tensorboard_dir or session.folder / "tensorboard")
@@ -77,10 +73,6 @@ def _open_tensorboard(session: Session) -> Tracker:
     def log_generations(step: int, samples: Sequence[Generation]) -> None:
         writer = writer_at(step)
         writer.add_text(GENERATIONS, markdown(*table(step, samples)), step)
-        for name, path in shown_images(samples).items():
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
-            writer.add_image(f"{IMAGES}/{name.replace(',', '').replace(' ', '_')}", pixels, step, dataformats="HWC")
         writer.flush()
 
     def close(failed: bool) -> None:
@@ -132,9 +124,7 @@ def _open_wandb(session: Session) -> Tracker:
 
     def log_generations(step: int, samples: Sequence[Generation]) -> None:
         columns, rows = table(step, samples)
-        # Next to the table, and not in it: wandb keeps a table's images outside the run's folder.
-        images = [wandb.Image(str(path), caption=name) for name, path in shown_images(samples).items()]
-        log(step, {GENERATIONS: wandb.Table(columns=[*columns], data=rows)} | ({IMAGES: images} if images else {}))
+        log(step, {GENERATIONS: wandb.Table(columns=[*columns], data=rows)})
 
     return Tracker(
         identity=run.id,

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +31,6 @@ class Generation:
     reward: float
     scores: Mapping[str, float | None]
     truncated: bool
-    images: tuple[Path, ...] = ()
-    """Those of the prompt, then those of an episode's turns."""
     ended: str | None = None
 
 
@@ -46,7 +43,7 @@ class Tracker:
     log: Callable[[int, Mapping[str, float]], None]
     """Takes a step and its numbers, whose names begin with `train/` or `eval/`."""
     log_generations: Callable[[int, Sequence[Generation]], None] = lambda step, samples: None
-    """Takes a step and its samples, shown as a table with their images."""
+    """Takes a step and its samples, shown as a table."""
     close: Callable[[bool], None] = lambda failed: None
     """Sends what is left, and marks the run as ended or, if its argument is true, as failed."""
 
@@ -56,7 +53,7 @@ def table(step: int, samples: Sequence[Generation]) -> tuple[list[str], list[lis
 
     For episodes, `response` holds all turns, and `ended` says how they have ended.
 
-    The column `sample` counts from 0, and the names of images begin with it.
+    The column `sample` counts from 0.
     """
     parts = list(dict.fromkeys(name for sample in samples for name in sample.scores))
     ends = ["ended"] if any(sample.ended is not None for sample in samples) else []
@@ -70,20 +67,9 @@ def table(step: int, samples: Sequence[Generation]) -> tuple[list[str], list[lis
     return columns, rows
 
 
-def shown_images(samples: Sequence[Generation]) -> dict[str, Path]:
-    """Return every image by its name, such as `sample 0, image 1`."""
-    return {
-        f"sample {index}, image {number}": path
-        for index, sample in enumerate(samples)
-        for number, path in enumerate(sample.images, start=1)
-    }
-
-
-def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str, Any]], folder: Path) -> Generation:
+def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str, Any]]) -> Generation:
     """Return a rollout as it is shown."""
     assert response.reward is not None, "only a line that is read can lack its reward"
-    parts = [part for message in messages for part in message["content"]]
-    shown = [part for turn in response.said for part in turn.parts]
     prompt = (
         f"{message['role']}: " + "".join(part.get("text", f"<{part['type']}>") for part in message["content"])
         for message in messages
@@ -104,10 +90,6 @@ def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str
         reward=float(response.reward),
         scores=response.scores,
         truncated=bool(response.truncated),
-        images=(
-            *(folder / part["image"] for part in parts if part["type"] == "image"),
-            *(folder / part.value for part in shown if part.kind == "image"),
-        ),
         ended=None if response.end is None else END_WORDS.get(response.end, response.end),
     )
 
@@ -136,6 +118,7 @@ class Trackers:
         self._send(step, lambda tracker: tracker.log(step, numbers))
 
     def log_generations(self, step: int, samples: Sequence[Generation]) -> None:
+        """Show samples of a step."""
         self._send(step, lambda tracker: tracker.log_generations(step, samples))
 
     def close(self, *, failed: bool) -> None:

@@ -1,13 +1,12 @@
 """Advantage estimators: pure functions of a rollout's rewards, whose names are those of the configuration.
 
-All but `remax` and `grpo_passk` are OpenRLHF's with one difference: statistics are in double precision, and rewards that
+All but `remax` are OpenRLHF's with one difference: statistics are in double precision, and rewards that
 differ only by rounding count as equal and have no advantage. Divided by a deviation that is itself rounding, they could get
 an advantage of any size.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -50,8 +49,6 @@ class RewardedRollout:
     """Whether whitened advantages are also divided by their standard deviation."""
     greedy: torch.Tensor | None = None
     """(G, 1), the reward of the greedy response to each prompt; None if none is generated."""
-    pass_k: int = 1
-    """The k of an estimator that counts the best of k responses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +117,6 @@ def remax(rollout: RewardedRollout) -> Estimate:
     equal = _are_equal(torch.stack([rewards, greedy], dim=-1)).squeeze(-1)
     without = equal if rollout.counted is None else equal | ~rollout.counted
     return _returns(rollout, torch.where(without, 0.0, rewards - greedy))
-
-
-def grpo_passk(rollout: RewardedRollout) -> Estimate:
-    """Pass@k training (arXiv:2508.10751): A_i = (R_i - mean(R)) / std(R), where R is the best reward of k responses.
-
-    Mean and deviation are over all sets of k responses of the group, and R_i is the mean over the sets with response i,
-    exactly, in closed form. For rewards of 0 and 1 these are the paper's advantages.
-    """
-    counted = torch.ones_like(rollout.rewards, dtype=torch.bool) if rollout.counted is None else rollout.counted
-    advantages = torch.zeros_like(rollout.rewards, dtype=torch.double)
-    for group, (rewards, which) in enumerate(zip(rollout.rewards.double(), counted, strict=True)):
-        advantages[group, which] = best_of_k_advantages(rewards[which], k=rollout.pass_k)
-    return _returns(rollout, advantages)
 
 
 ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(EstimatorName)}
@@ -232,37 +216,6 @@ def group_deviations(rewards: torch.Tensor, counted: torch.Tensor | None = None)
     """Return the standard deviation (n - 1 degrees of freedom) of each group's rewards (G, n), (G, 1); 0 for equal ones."""
     squares = centred(rewards, counted).square().sum(-1, keepdim=True)
     return (squares / (_counts(rewards, counted) - 1).clamp(min=1)).sqrt()
-
-
-def best_of_k_advantages(rewards: torch.Tensor, *, k: int) -> torch.Tensor:
-    """Return the advantages (n,) of a group's rewards (n,) if the best of k counts; see `grpo_passk`.
-
-    They are 0 if the best rewards of all sets of k are equal, and if there are fewer than two sets.
-    """
-    if len(rewards) <= k:
-        return torch.zeros_like(rewards)
-    ordered, order = rewards.sort()
-    # The best of k is never among the k - 1 lowest.
-    if _are_equal(ordered[k - 1 :]):
-        return torch.zeros_like(rewards)
-    all_sets, own_sets = _best_of_k(len(rewards), k)
-    mean = all_sets @ ordered
-    deviation = (all_sets @ (ordered - mean).square()).sqrt()
-    return torch.empty_like(rewards).scatter_(0, order, (own_sets @ ordered - mean) / (deviation + DEVIATION_EPSILON))
-
-
-@cache
-def _best_of_k(count: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the probability that each of `count` ascending rewards is the best of k, (n,), and given that the set holds
-    the row's reward, (n, n)."""
-    places = range(count)
-    all_sets = [math.comb(best, k - 1) / math.comb(count, k) for best in places]
-    with_own = math.comb(count - 1, k - 1)
-    # The others of a set are below the best, and one of them is the row's own.
-    below = [math.comb(best - 1, k - 2) / with_own if best and k > 1 else 0.0 for best in places]
-    own = [math.comb(best, k - 1) / with_own for best in places]
-    own_sets = [[own[best] if best == row else below[best] * (best > row) for best in places] for row in places]
-    return torch.tensor(all_sets, dtype=torch.double), torch.tensor(own_sets, dtype=torch.double)
 
 
 def _counts(rewards: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor:

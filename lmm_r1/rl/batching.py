@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
 from lmm_r1.data.sample import TreeSample, prefix_tree
 from lmm_r1.rl.samples import TrainingSample
 
-Batch = list["SampleSize"]
-
-
-class SharedTokens(NamedTuple):
-    """A node of the tree of a group's samples."""
-
-    node: int
-    """Its number within the group."""
-    tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSize:
-    """The sizes of a sample that decide into which pass it goes."""
-
-    index: int
-    """Its place among the samples; plans are lists of places."""
-    group: Hashable
-    """Samples of one group share the prompt and its media."""
-    prompt: int
-    """Tokens of the prompt, including those of its images."""
-    response: int
-    shared: tuple[SharedTokens, ...] = ()
-    """The parts at the beginning of its response that other samples of the group share, in order."""
-
-    @property
-    def own(self) -> int:
-        """Tokens that it shares with no other sample."""
-        return self.response - sum(part.tokens for part in self.shared)
-
-    @property
-    def path(self) -> tuple[Hashable, ...]:
-        """The nodes that lead to it: its group first, then the nodes that it shares with ever fewer samples, then its own."""
-        return (self.group, *(part.node for part in self.shared), ("sample", self.index))
+Pass: TypeAlias = list[TrainingSample]
+"""The samples of one forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,172 +27,159 @@ class PassLimits:
     share_prefix: bool
     """Whether shared prefixes are computed once per pass, in which case groups stay in one pass."""
 
-    def cost(self, batch: Batch) -> int:
-        """Return the number of tokens computed for samples in one pass."""
-        if not self.share_prefix:
-            return sum(sample.prompt + sample.response for sample in batch)
-        prompts = {sample.group: sample.prompt for sample in batch}
-        nodes = {(sample.group, part.node): part.tokens for sample in batch for part in sample.shared}
-        return sum(prompts.values()) + sum(nodes.values()) + sum(sample.own for sample in batch)
+    def part(self, samples: Pass) -> _Part:
+        """Return samples of one group, which stay together, with the number of tokens computed for them."""
+        tokens = tree_tokens(samples) if self.share_prefix else sum(len(sample.token_ids) for sample in samples)
+        return _Part(samples=samples, tokens=tokens)
 
-    def has_room(self, *, samples: int, tokens: int, more_tokens: int) -> bool:
-        """Say whether a pass with so many samples and tokens may get more tokens."""
-        return (self.samples is None or samples < self.samples) and (
-            self.tokens is None or tokens + more_tokens <= self.tokens
+    def pieces(self, group: _Part) -> list[_Part]:
+        """Return the parts of a group that stay together: all of it, or as many samples as the tokens allow."""
+        if not self.share_prefix:
+            return [self.part([sample]) for sample in group.samples]
+        if self.tokens is None or group.tokens <= self.tokens:
+            return [group]
+        found: list[_Part] = []
+        # In this order, samples that share the most are next to one another.
+        for sample in sorted(group.samples, key=lambda sample: sample.token_ids.tolist()):
+            grown = self.part([*found[-1].samples, sample]) if found else None
+            if grown is not None and grown.tokens <= self.tokens:
+                found[-1] = grown
+            else:
+                found.append(self.part([sample]))
+        return found
+
+    def has_room(self, load: _Load, *, tokens: int) -> bool:
+        """Say whether a pass may get so many more tokens."""
+        return (self.samples is None or load.count < self.samples) and (
+            self.tokens is None or load.tokens + tokens <= self.tokens
         )
 
 
-@dataclass
-class _Load:
-    """A batch that is being filled, and the number of tokens computed for it."""
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Samples of one group that stay in one pass."""
 
-    batch: Batch = field(default_factory=list)
-    tokens: int = 0
+    samples: Pass
+    tokens: int
+
+
+@dataclass(kw_only=True)
+class _Load:
+    """The parts in a pass or on a rank."""
+
+    parts: list[_Part] = field(default_factory=list)
 
     @property
-    def samples(self) -> int:
-        return len(self.batch)
+    def samples(self) -> Pass:
+        return [sample for part in self.parts for sample in part.samples]
 
-    def add(self, part: Batch, *, tokens: int) -> None:
-        self.batch += part
-        self.tokens += tokens
+    @property
+    def count(self) -> int:
+        return sum(len(part.samples) for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.tokens for part in self.parts)
 
 
-def plan_forward(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimits) -> list[list[list[int]]]:
-    """Return the passes of each rank over all samples, as indices of samples.
+def tree_tokens(group: Sequence[TrainingSample]) -> int:
+    """Return the number of tokens of samples of one group if what they share is computed once."""
+    rows = [TreeSample(token_ids=sample.token_ids.numpy(), media=sample.media or ()) for sample in group]
+    return sum(node.length for node in prefix_tree(rows, known=group[0].prompt_tokens))
+
+
+def forward_passes(samples: Sequence[TrainingSample], *, ranks: int, limits: PassLimits) -> list[list[Pass]]:
+    """Return the passes of each rank over samples.
 
     Every rank gets the same number of samples and of passes, and about the same number of tokens.
     """
-    passes = [_split_passes(share, limits) for share in _split_ranks(samples, ranks=ranks, limits=limits)]
-    count = max(map(len, passes))
-    return [[[sample.index for sample in batch] for batch in _divide(share, count, limits)] for share in passes]
+    shares = [_split_passes(share, limits) for share in _split_ranks(samples, ranks=ranks, limits=limits)]
+    count = max(map(len, shares))
+    return [[load.samples for load in _divided(passes, count, limits)] for passes in shares]
 
 
-def plan_update(
-    samples: Sequence[SampleSize], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
-) -> list[list[list[list[int]]]]:
-    """Return the passes of each rank in each optimizer step, as indices of samples.
-
-    Which samples make up a step depends only on their groups, the batch size and the seed.
-    """
-    steps = _split_steps(samples, batch_size=batch_size, seed=seed)
-    return [plan_forward(step, ranks=ranks, limits=limits) for step in steps]
+def _groups(samples: Sequence[TrainingSample]) -> list[Pass]:
+    """Return the samples by group, in the order of their first samples."""
+    groups: dict[int, Pass] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    return list(groups.values())
 
 
-def _split_steps(samples: Sequence[SampleSize], *, batch_size: int, seed: str) -> list[Batch]:
-    """Return batches of `batch_size` samples, groups in random order; the last batch may be smaller."""
-    groups = _groups(samples)
-    random.Random(seed).shuffle(groups)
-    order = [sample for group in groups for sample in group]
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-
-def _split_ranks(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimits) -> list[Batch]:
+def _split_ranks(samples: Sequence[TrainingSample], *, ranks: int, limits: PassLimits) -> list[_Load]:
     """Return the same number of samples for each rank: whole groups, the largest first, go to the rank with the fewest tokens."""
     assert len(samples) % ranks == 0, "refused by config.resolve"
     room = len(samples) // ranks
     shares = [_Load() for _ in range(ranks)]
-    for group in sorted(_groups(samples), key=limits.cost, reverse=True):
-        while group:
-            fitting = [share for share in shares if share.samples + len(group) <= room]
-            # If no rank has room for a group, divide it into as few parts as possible.
-            share = min(fitting, key=attrgetter("tokens")) if fitting else min(shares, key=attrgetter("samples"))
-            part, group = group[: room - share.samples], group[room - share.samples :]
-            share.add(part, tokens=limits.cost(part))
-    return [share.batch for share in shares]
-
-
-def _split_passes(samples: Sequence[SampleSize], limits: PassLimits) -> list[Batch]:
-    """Return passes within the limits: each part, the largest first, goes to the first pass that has room for it."""
-    parts = [part for group in _groups(samples) for part in _parts(group, limits)]
-    passes: list[_Load] = []
-    for part in sorted(parts, key=limits.cost, reverse=True):
-        _add_to_first(passes, part, tokens=limits.cost(part), limits=limits)
-    return [load.batch for load in passes]
-
-
-def _add_to_first(passes: list[_Load], part: Batch, *, tokens: int, limits: PassLimits) -> None:
-    """Add to the first pass that has room, or to a new one."""
-    for load in passes:
-        if limits.has_room(samples=load.samples, tokens=load.tokens, more_tokens=tokens):
-            break
-    else:
-        load = _Load()
-        passes.append(load)
-    load.add(part, tokens=tokens)
-
-
-def _parts(group: Batch, limits: PassLimits) -> list[Batch]:
-    """Return the parts of a group that stay together: the whole group, or branches as large as the tokens allow."""
-    if not limits.share_prefix:
-        return [[sample] for sample in group]
-    if limits.tokens is None or limits.cost(group) <= limits.tokens:
-        return [group]
-    parts: list[Batch] = []
-    for twig in sorted(_twigs(group, limits), key=limits.cost, reverse=True):
-        fitting = [part for part in parts if limits.cost(part + twig) <= limits.tokens]
+    for group in sorted(map(limits.part, _groups(samples)), key=lambda part: part.tokens, reverse=True):
+        fitting = [share for share in shares if share.count + len(group.samples) <= room]
         if fitting:
-            # Add it to the part with which it shares the most tokens.
-            best = min(fitting, key=lambda part: limits.cost(part + twig) - limits.cost(part))
-            best += twig
+            min(fitting, key=lambda share: share.tokens).parts.append(group)
+            continue
+        # No rank has room for the group: divide it into as few parts as possible.
+        left = group.samples
+        while left:
+            share = min(shares, key=lambda share: share.count)
+            part, left = left[: room - share.count], left[room - share.count :]
+            share.parts.append(limits.part(part))
+    return shares
+
+
+def _split_passes(share: _Load, limits: PassLimits) -> list[_Load]:
+    """Return passes within the limits: each piece, the largest first, goes to the first pass that has room for it."""
+    pieces = [piece for part in share.parts for piece in limits.pieces(part)]
+    passes: list[_Load] = []
+    for piece in sorted(pieces, key=lambda piece: piece.tokens, reverse=True):
+        fitting = next((load for load in passes if limits.has_room(load, tokens=piece.tokens)), None)
+        if fitting is None:
+            passes.append(_Load(parts=[piece]))
         else:
-            parts.append(list(twig))
-    return parts
+            fitting.parts.append(piece)
+    return passes
 
 
-def _twigs(batch: Batch, limits: PassLimits) -> list[Batch]:
-    """Return the largest branches of the tree that fit into a pass, or single samples."""
-    assert limits.tokens is not None, "without a limit everything fits"
-    if len(batch) == 1 or limits.cost(batch) <= limits.tokens:
-        return [batch]
-    return [twig for branch in _branches(batch) for twig in _twigs(branch, limits)]
-
-
-def _divide(passes: Sequence[Batch], count: int, limits: PassLimits) -> list[Batch]:
-    """Return `count` passes, the largest first, by dividing the passes with the most tokens."""
+def _divided(passes: Sequence[_Load], count: int, limits: PassLimits) -> list[_Load]:
+    """Return `count` passes, the largest first, by halving the passes with the most tokens."""
     passes = list(passes)
     while len(passes) < count:
-        largest = max((batch for batch in passes if len(batch) > 1), key=limits.cost)
+        largest = max((load for load in passes if load.count > 1), key=lambda load: load.tokens)
         passes.remove(largest)
-        passes += _halves(largest, limits)
-    return sorted(passes, key=limits.cost, reverse=True)
+        parts = largest.parts
+        if len(parts) == 1:
+            parts = [limits.part([sample]) for sample in largest.samples]
+        halves = _Load(), _Load()
+        for part in sorted(parts, key=lambda part: part.tokens, reverse=True):
+            min(halves, key=lambda half: half.tokens).parts.append(part)
+        passes += halves
+    return sorted(passes, key=lambda load: load.tokens, reverse=True)
 
 
-def _halves(batch: Batch, limits: PassLimits) -> tuple[Batch, Batch]:
-    """Return two halves of a pass with about the same number of tokens, divided between groups or branches."""
-    parts = _branches(batch) if limits.share_prefix else [[sample] for sample in batch]
-    one: Batch = []
-    other: Batch = []
-    for part in sorted(parts, key=limits.cost, reverse=True):
-        lighter = min(one, other, key=limits.cost)
-        lighter += part
-    return one, other
+@dataclass(frozen=True, kw_only=True)
+class UpdatePasses:
+    """The passes of the optimizer steps on one rollout."""
+
+    steps: list[list[list[Pass]]]
+    """For each optimizer step the passes of each rank; every rank has as many."""
+    unique_tokens: int
+    """How many tokens the steps would compute if each computed shared prefixes once."""
 
 
-def _groups(samples: Sequence[SampleSize]) -> list[Batch]:
-    """Return the samples by group, in the order of their first samples, with those of a branch next to one another."""
-    groups: dict[Hashable, Batch] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    return [_in_tree_order(group) for group in groups.values()]
+def update_passes(
+    samples: Sequence[TrainingSample], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
+) -> UpdatePasses:
+    """Return the passes of every optimizer step on a rollout's samples; the last step may have fewer samples.
 
-
-def _in_tree_order(batch: Batch) -> Batch:
-    branches = _branches(batch)
-    if len(branches) == len(batch):
-        return batch
-    return [sample for branch in branches for sample in _in_tree_order(branch)]
-
-
-def _branches(batch: Batch) -> list[Batch]:
-    """Return the samples by the first node of their paths that they do not all share: by group, by branch or singly."""
-    for place in range(max(len(sample.path) for sample in batch)):
-        branches: dict[Hashable, Batch] = {}
-        for sample in batch:
-            branches.setdefault(sample.path[place], []).append(sample)
-        if len(branches) > 1:
-            return list(branches.values())
-    return [batch]
+    Which samples make up an optimizer step depends only on the seed and the batch size, not on the number of ranks or
+    on how the samples were computed.
+    """
+    groups = _groups([sample.trained_part() for sample in samples])
+    random.Random(seed).shuffle(groups)
+    order = [sample for group in groups for sample in group]
+    steps = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return UpdatePasses(
+        steps=[forward_passes(step, ranks=ranks, limits=limits) for step in steps],
+        unique_tokens=sum(tree_tokens(group) for step in steps for group in _groups(step)),
+    )
 
 
 def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> PassLimits:
@@ -240,74 +194,3 @@ def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> Pass
         tokens=tokens * gpus if by_tokens or share_prefix else None,
         share_prefix=share_prefix,
     )
-
-
-def sample_sizes(samples: Sequence[TrainingSample]) -> list[SampleSize]:
-    """Return the sizes of samples, with the parts that those of a group share."""
-    groups: dict[int, list[TrainingSample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    shared = {number: iter(_shared(members)) for number, members in groups.items()}
-    return [
-        SampleSize(
-            index=index,
-            group=sample.group,
-            prompt=sample.prompt_tokens,
-            response=len(sample.token_ids) - sample.prompt_tokens,
-            shared=next(shared[sample.group]),
-        )
-        for index, sample in enumerate(samples)
-    ]
-
-
-def _shared(group: Sequence[TrainingSample]) -> list[tuple[SharedTokens, ...]]:
-    """Return for each sample of a group the nodes after the prompt that it shares with others."""
-    prompt = group[0].prompt_tokens
-    rows = [TreeSample(token_ids=sample.token_ids.numpy(), media=sample.media or ()) for sample in group]
-    shared: list[list[SharedTokens]] = [[] for _ in group]
-    for number, node in enumerate(prefix_tree(rows, known=prompt)):
-        tokens = node.end - max(node.start, prompt)
-        if tokens and len(node.samples) > 1:
-            for member in node.samples:
-                shared[member].append(SharedTokens(node=number, tokens=tokens))
-    return [tuple(parts) for parts in shared]
-
-
-Pass: TypeAlias = list[TrainingSample]
-"""The samples of one forward pass."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdatePasses:
-    """The passes of the optimizer steps on one rollout."""
-
-    steps: list[list[list[Pass]]]
-    """For each optimizer step the passes of each rank; every rank has as many."""
-    unique_tokens: int
-    """How many tokens the steps would compute if each computed shared prefixes once."""
-
-
-# The fewest tokens that samples can take: what the samples of a group begin with is computed once.
-WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
-
-
-def forward_passes(samples: Sequence[TrainingSample], *, ranks: int, limits: PassLimits) -> list[list[Pass]]:
-    """Return the passes of each rank over a rollout; every rank has as many."""
-    plan = plan_forward(sample_sizes(samples), ranks=ranks, limits=limits)
-    return [[[samples[place] for place in batch] for batch in rank] for rank in plan]
-
-
-def update_passes(
-    samples: Sequence[TrainingSample], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
-) -> UpdatePasses:
-    """Return the passes of every optimizer step on a rollout's samples.
-
-    Which samples make up an optimizer step depends only on the seed and the batch size, not on the number of ranks or
-    on how the samples were computed.
-    """
-    items = [sample.trained_part() for sample in samples]
-    sizes = sample_sizes(items)
-    plan = plan_update(sizes, batch_size=batch_size, ranks=ranks, limits=limits, seed=seed)
-    steps = [[[[items[place] for place in batch] for batch in rank] for rank in step] for step in plan]
-    updated = [[sizes[place] for rank in step for batch in rank for place in batch] for step in plan]
-    return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, updated)))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import fmean
 from typing import get_args
 
@@ -17,8 +16,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import FILTER_NAME
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import advice, failure, find_user_function, module_of
-from lmm_r1.files.user_process import FunctionFailed, Served, Steps, UserProcess, called
+from lmm_r1.files.user_code import load_user_function
 from lmm_r1.records.rollouts import DropReason
 from lmm_r1.rl.advantages import group_deviations
 
@@ -35,7 +33,7 @@ class ExperienceFilter:
     def __init__(self, spec: str) -> None:
         """Import the file; raises UserError if it has no such function."""
         self.spec = spec
-        self._process = UserProcess(partial(_served, spec), what=f"{FLAG} {spec}")
+        self._function = load_user_function(spec, default=FILTER_NAME, flag=FLAG)
 
     def __call__(self, group: Sequence[Sample], *, step: int | None) -> list[bool]:
         """Return for each sample whether it is kept; raises UserError, with the file's line, if the function fails.
@@ -43,32 +41,21 @@ class ExperienceFilter:
         Args:
             step: the step that trains on the group.
         """
-        return self._process.ask([_shown(sample, step=step) for sample in group]).answer.result()
-
-
-def _served(spec: str) -> Served:
-    """Return a filter as its process serves it; raises UserError if the file has no such function."""
-    function = find_user_function(spec, default=FILTER_NAME, flag=FLAG)
-
-    def answer(samples: Sequence[Mapping[str, object]]) -> Steps:
-        group = f"for the group of {samples[0]['location']}"
-        count = len(samples)
+        samples = [_shown(sample, step=step) for sample in group]
+        place, count = f"for the group of {samples[0]['location']}", len(samples)
         try:
-            reply = yield from called(function, samples)
-        except BaseException as error:  # the user's own code, which may raise anything
-            place, said = failure(error, modules=(module_of(FILTER_NAME),))
-            raise FunctionFailed(f"{FLAG}{place or f' {spec}'}: it raised {said}, {group}{advice(error)}") from error
+            reply = self._function(samples)
+        except UserError as error:
+            raise UserError(f"{error}, {place}") from error
         if isinstance(reply, bool):
             return [reply] * count
         kept = reply.tolist() if hasattr(reply, "tolist") else reply
         if not isinstance(kept, list | tuple) or len(kept) != count or any(type(its) is not bool for its in kept):
             raise UserError(
-                f"{FLAG} {spec}: it returned {str(reply)[:200]} {group}; return True or False for the whole group, "
+                f"{FLAG} {self.spec}: it returned {str(reply)[:200]} {place}; return True or False for the whole group, "
                 f"or a list of {count} of them, one for each sample"
             )
         return list(kept)
-
-    return Served(answer=answer)
 
 
 def _shown(sample: Sample, *, step: int | None) -> dict[str, object]:
@@ -174,33 +161,6 @@ class GroupFilter:
             )
         return sample.scored.parts[self.part]
 
-    def why(self, reason: DropReason, count: int) -> tuple[str, str]:
-        """Return a phrase that `count` groups were dropped for a reason, and what to do about it."""
-        if reason == "function":
-            assert self.function is not None, "it has dropped them"
-            return (
-                f"{count} groups had no sample that --algo.experience_filter {self.function.spec} keeps",
-                "look at what it returns",
-            )
-        advice = (
-            "take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
-            "--algo.dynamic_filtering_enable out"
-        )
-        if reason == "std":
-            return (
-                f"{count} groups had rewards with a standard deviation below --algo.dynamic_filtering_min_std "
-                f"{self.min_std:g}",
-                advice,
-            )
-        assert self.bounds is not None, "it has dropped them"
-        low, high = self.bounds
-        what = "score" if self.part is None else self.part
-        return (
-            f"{count} groups had a mean {what} that was not strictly between {low:g} and {high:g}, as "
-            "--algo.dynamic_filtering_range asks",
-            advice,
-        )
-
 
 def deviation(samples: Sequence[Sample]) -> float:
     """Return the standard deviation of samples' rewards, 0 for equal rewards and for a single one."""
@@ -224,21 +184,6 @@ def counts(dropped: Iterable[DroppedGroup]) -> dict[DropReason, int]:
     """Return how many groups were dropped for each reason that occurs, in the order of `DropReason`."""
     found = Counter(group.reason for group in dropped)
     return {reason: found[reason] for reason in get_args(DropReason) if found[reason]}
-
-
-def rewards_summary(dropped: Sequence[DroppedGroup]) -> str:
-    """Return a summary of the rewards of dropped groups: `in 3 groups all are 0, in 1 all are 1, in 2 they differ
-    (0.5 to 1.5)`."""
-    equal = Counter(group.rewards[0] for group in dropped if len(set(group.rewards)) == 1)
-    phrases = [f"in {count} groups all are {value:g}" for value, count in equal.most_common(3)]
-    others = sum(equal.values()) - sum(count for _, count in equal.most_common(3))
-    if others:
-        phrases.append(f"in {others} all are equal to some other number")
-    differing = [value for group in dropped if len(set(group.rewards)) > 1 for value in group.rewards]
-    if differing:
-        number = sum(len(set(group.rewards)) > 1 for group in dropped)
-        phrases.append(f"in {number} they differ ({min(differing):g} to {max(differing):g})")
-    return ", ".join(phrases)
 
 
 @dataclass(kw_only=True)
@@ -313,11 +258,27 @@ def why_dropped(
     group_filter: GroupFilter, dropped: Sequence[DroppedGroup], *, overlong: int, refused: int, max_len: int
 ) -> str:
     """Return why a step's groups were dropped, which rewards they had, and what to do about it."""
-    phrases = [group_filter.why(reason, count) for reason, count in counts(dropped).items()]
-    if overlong:
-        phrases.append((f"{overlong} prompts left no room for a response", f"raise --data.max_len {max_len}"))
-    if refused:
-        phrases.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
-    reasons = ", and ".join(reason for reason, _ in phrases)
-    rewards = [f"of the dropped groups' rewards, {rewards_summary(dropped)}"] if dropped else []
-    return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in phrases)])
+    number, (low, high) = counts(dropped), group_filter.bounds or (0.0, 0.0)
+    bounds = f"strictly between {low:g} and {high:g}, as --algo.dynamic_filtering_range asks"
+    least = f"below --algo.dynamic_filtering_min_std {group_filter.min_std}"
+    others = (
+        "take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
+        "--algo.dynamic_filtering_enable out"
+    )
+    listed = [
+        (number.get("range"), f"groups had a mean {group_filter.part or 'score'} that was not {bounds}", others),
+        (number.get("std"), f"groups had rewards with a standard deviation {least}", others),
+        (
+            number.get("function"),
+            "groups had no sample that --algo.experience_filter keeps",
+            "look at what it returns",
+        ),
+        (overlong, "prompts left no room for a response", f"raise --data.max_len {max_len}"),
+        (refused, "prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"),
+    ]
+    phrases = [(f"{count} {reason}", advice) for count, reason, advice in listed if count]
+    rewards = [reward for group in dropped for reward in group.rewards]
+    span = [f"the rewards of dropped groups are {min(rewards):g} to {max(rewards):g}"] if rewards else []
+    return "; ".join(
+        [", and ".join(reason for reason, _ in phrases), *span, *dict.fromkeys(to_do for _, to_do in phrases)]
+    )

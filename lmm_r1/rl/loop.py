@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -15,6 +16,9 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import in_worker
+from lmm_r1.host.checkpoint_folder import resume_point
+from lmm_r1.host.checkpoints import warn_of_passed_over
+from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import KLWeight
@@ -22,16 +26,108 @@ from lmm_r1.rl.ahead import RolloutsAhead, ages
 from lmm_r1.rl.filtering import why_dropped
 from lmm_r1.rl.mismatch import Mismatch, Modality
 from lmm_r1.rl.model_groups import Models, ask, scaling_metrics, updates_made
-from lmm_r1.rl.oversampling import kept_tokens, samples_generator
 from lmm_r1.rl.records import Recorder
-from lmm_r1.rl.resume import BestEvaluation, Checkpoints, MovingReference
-from lmm_r1.rl.rollouts import MadeRollout, Rollout
+from lmm_r1.rl.rollouts import MadeRollout, Rollout, samples_generator
 from lmm_r1.rl.step import Learner, train_on
-from lmm_r1.rl.workers import KitPolicyActor
+from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, TrainedWorker
 from lmm_r1.scoring import Moment
 from lmm_r1.train.stopping import Progress, SaveSchedule, StopRequests
 
 logger = logging.getLogger(__name__)
+
+NEVER_BEST = "none"
+"""The value of `--ckpt.best_metric_key` with which no checkpoint is saved as the best."""
+
+
+def workers_strategy(config: PPOConfig) -> KitStrategy:
+    """Return the strategy of the workers of all models, which names the checkpoint that they resume from.
+
+    It is the newest checkpoint that is complete for each model.
+    """
+    strategy = make_strategy(config)
+    if config.ckpt.load_enable:
+        names = ["_actor", "_critic"] if config.critic.model_name_or_path else ["_actor"]
+        point = resume_point([checkpoint_folder(config) / name for name in names])
+        warn_of_passed_over(point)
+        strategy.resume_from(point.tag)
+    return strategy
+
+
+@dataclass(kw_only=True)
+class BestEvaluation:
+    """The best evaluation of a run so far, by one of its metrics."""
+
+    key: str
+    """The metric's name; empty until the first evaluation, which then chooses it, or `none`."""
+    value: float = float("-inf")
+    latest: float | None = None
+    """The metric's last value."""
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """Take in the metrics of an evaluation, and say whether it is the best."""
+        if self.key == NEVER_BEST:
+            return False
+        if not self.key:
+            self.key = next((name for name in sorted(metrics) if name.endswith("_pass1")), "")
+        if self.key not in metrics:
+            return False
+        self.latest = metrics[self.key]
+        if not self.latest > self.value:
+            return False
+        self.value = self.latest
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint that `restore` reads."""
+        return {
+            "best_eval_metric_key": self.key,
+            "best_eval_metric_value": self.value,
+            "latest_eval_metric_value": self.latest,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the entries of a checkpoint."""
+        self.key = state.get("best_eval_metric_key") or self.key
+        value = state.get("best_eval_metric_value")
+        if value is not None:
+            self.value, self.latest = value, state.get("latest_eval_metric_value", value)
+
+
+@dataclass(kw_only=True)
+class Checkpoints:
+    """Saves the policy and the critic of a run; an earlier checkpoint is deleted only after both are saved."""
+
+    config: PPOConfig
+    models: Models
+    best: BestEvaluation
+
+    def save(self, step: int, states: Mapping[str, Any]) -> None:
+        """Save the models after a step.
+
+        Args:
+            states: what else the run needs to resume.
+        """
+        self._save(f"global_step{step}", {**states, **self.best.state()}, value=self.best.latest)
+
+    def save_if_best(self, metrics: Mapping[str, float], step: int, states: Mapping[str, Any]) -> None:
+        """Save the models after a step as the best, if the metrics of its evaluation are."""
+        if self.best.improves(metrics):
+            states = {**states, **self.best.state(), "checkpoint_metric_key": self.best.key}
+            self._save(f"best_global_step{step}", states, value=self.best.value)
+
+    def _save(self, tag: str, states: Mapping[str, Any], *, value: float | None) -> None:
+        given = {"tag": tag, "metric_value": value, "metric_key": self.best.key or None}
+        refs = self.models.policy.start(KitPolicyActor.save_checkpoint, client_states=dict(states), **given)
+        for critic in self.models.trained[1:]:
+            refs += critic.start(KitCriticActor.save_checkpoint, **given)
+        ray.get(refs)
+        ray.get([ref for group in self.models.trained for ref in group.start(TrainedWorker.settle_checkpoint, tag)])
+
+    def loaded_states(self) -> dict[str, Any]:
+        """Return what the checkpoint says that the policy's workers have loaded; empty if they loaded none."""
+        if not self.config.ckpt.load_enable:
+            return {}
+        return ask(self.models.policy, KitPolicyActor.get_checkpoint_states)[0] or {}
 
 
 class RLRun:
@@ -76,12 +172,11 @@ class RLRun:
         self.checkpoints = Checkpoints(
             config=config, models=models, best=BestEvaluation(key=config.ckpt.best_metric_key or "")
         )
-        self.reference = MovingReference(config=config, models=models)
         self.schedule = SaveSchedule.of(config.ckpt)
         self.stops = stops or StopRequests()
         self.step = self.saved_step = 0
         # The place in the prompts after the last step.
-        self.position: Mapping[str, Any] = self.learner.generator.position(prompts)
+        self.position: Mapping[str, Any] = prompts.state_dict()
         # During a step, how many updates the models' weights had before it.
         self.updates_before: list[int] | None = None
 
@@ -95,7 +190,7 @@ class RLRun:
         if not self._resume() and self.config.ds.load_in_4bit:
             # The engines have loaded the checkpoint, and the policy computes with its weights in 4 bits.
             learner.send_weights()
-        self.position = learner.generator.position(self.prompts)
+        self.position = self.prompts.state_dict()
         ray.get([engine.set_weight_version.remote(self.step) for engine in learner.engines])
         self.stops.progress = self.progress
         self.folder.resume(self.step)
@@ -140,7 +235,6 @@ class RLRun:
         self.step += 1
         self.updates_before = None
         self.position = made.position
-        self.reference.follow(self.step)
         self.recorder.step(self.step, metrics | self._run_metrics(made, began=began, taken=taken), made.rollout)
         states = self.states()
         if self.schedule.is_due(self.step):
@@ -152,18 +246,13 @@ class RLRun:
         now, rollout, config = time.perf_counter(), made.rollout, self.config
         metrics: dict[str, float] = {"timing/generation": made.ended - made.began, "timing/step_total": now - began}
         samples = [sample for group in rollout.groups for sample in group]
-        if config.train.async_enable or config.rollout.oversample > 1:
+        if config.train.async_enable:
             metrics |= ages(samples, updates=self.step - 1)
-        if config.rollout.oversample > 1:
-            metrics["rollout/held_over_groups"] = rollout.held_over
-            metrics["rollout/kept_tokens"] = kept_tokens(samples, updates=self.step - 1)
         if isinstance(source := self.learner.source, RolloutsAhead):
             metrics["timing/trainer_waits"] = source.take_waited()
             metrics["timing/engines_wait"] = made.waited_s
             spans = {"generation": (made.began, made.ended), "update": (taken, now)}
             metrics |= self.folder.spans(spans, now=now)
-        if config.ref.refresh_steps:
-            metrics["reference_step"] = self.reference.step
         return metrics
 
     def _resume(self) -> bool:
@@ -172,11 +261,10 @@ class RLRun:
         if not states:
             return False
         self.checkpoints.best.restore(states)
-        self.learner.generator.restore(self.prompts, states["data_loader_state_dict"])
+        self.prompts.load_state_dict(states["data_loader_state_dict"])
         if self.learner.kl_weight.target and "kl_coef" in states:
             self.learner.kl_weight.value = states["kl_coef"]
         self.step = self.saved_step = states["global_step"]
-        self.reference.restore(states)
         self.learner.send_weights()
         self.console.print(f"{self.folder.name} resumed at step {self.step}/{self.total_steps}")
         return True
@@ -187,7 +275,6 @@ class RLRun:
             "global_step": self.step,
             "data_loader_state_dict": dict(self.position),
             "kl_coef": self.learner.kl_weight.value,
-            "reference_step": self.reference.step,
         }
 
     def _save(self, states: Mapping[str, Any]) -> None:
@@ -253,16 +340,7 @@ class RLRun:
 
     def progress(self) -> Progress:
         """Return how far the run has come, and what of it is on disk."""
-        ckpt = self.config.ckpt
-        return Progress(
-            name=self.folder.name,
-            step=self.step,
-            total=self.total_steps,
-            saved=self.saved_step or None,
-            checkpoints=checkpoint_folder(self.config),
-            disabled=ckpt.disable_ds,
-            overwrite=ckpt.overwrite,
-        )
+        return Progress.of(self.config, step=self.step, total=self.total_steps, saved=self.saved_step)
 
 
 def total_steps(config: PPOConfig, *, num_rows: int) -> int:

@@ -32,20 +32,13 @@ class Correction:
     bounds: tuple[float, float] = (0.5, 5.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorrectionWeights:
-    weights: torch.Tensor
-    """(B, A) or (B, 1), of the tokens' losses."""
-    filtered: torch.Tensor
-    """The share of loss tokens, or of sequences with loss tokens, that is outside the bounds."""
-
-
 def correction_weights(
     log_probs: torch.Tensor, rollout_log_probs: torch.Tensor, mask: torch.Tensor, correction: Correction
-) -> CorrectionWeights:
-    """Return the weights of token losses, from the trainer's and the engine's log-probs of the same tokens, (B, A).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of token losses, (B, A) or (B, 1), and the share of tokens or sequences outside the bounds.
 
-    With r = pi_train / pi_engine of a token, each by the policy's own distribution, whatever a nucleus leaves of it:
+    They are made of the trainer's and the engine's log-probs of the same tokens, (B, A). With r = pi_train / pi_engine of a
+    token, each by the policy's own distribution, whatever a nucleus leaves of it:
 
     - level token, mode clip: r within the bounds (truncated importance sampling, fengyao.notion.site/off-policy-rl);
     - level token, mode mask: r, and 0 outside the bounds (IcePop);
@@ -70,7 +63,7 @@ def correction_weights(
     within = (found >= low) & (found <= high)
     units = (mask.sum(dim=-1, keepdim=True) > 0) if per_sequence else mask.bool()
     weights = found.clamp(low, high) if correction.mode == "clip" else torch.where(within, log_ratios.exp(), 0.0)
-    return CorrectionWeights(weights=weights, filtered=(~within & units).sum() / units.sum().clamp(min=1))
+    return weights, (~within & units).sum() / units.sum().clamp(min=1)
 
 
 def sequence_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -365,10 +358,10 @@ class PolicyLoss:
         token_sums = {"ppo_clip_ratio": _sum(found.clipped.float(), mask), "ppo_kl": _sum(-old_ratios, mask)}
         if correction.level != "off":
             assert given.engine_log_probs is not None, "engines report log-probs in training"
-            weights = correction_weights(given.old_log_probs, given.engine_log_probs, mask, correction)
-            losses = losses * weights.weights
+            weights, filtered = correction_weights(given.old_log_probs, given.engine_log_probs, mask, correction)
+            losses = losses * weights
             token_sums["vllm_kl"] = _sum(given.engine_log_probs - given.old_log_probs, mask)
-            token_sums["is_filter_ratio"] = weights.filtered * mask.sum()
+            token_sums["is_filter_ratio"] = filtered * mask.sum()
         loss = policy_loss = aggregated(losses, mask, settings=settings)
         sums = {"policy_loss": policy_loss.detach()}
         if settings.kl is not None:

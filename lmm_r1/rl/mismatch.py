@@ -7,7 +7,7 @@ neither: the engine reports log-probs of the whole policy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -24,12 +24,10 @@ Modality = Literal["text", "image", "video"]
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
 # The logged values of samples that mark rows of a modality; their means are the shares of such rows.
 ROWS_WITH: dict[Modality, str] = {"image": "rows/image", "video": "rows/video"}
-WHERE_TO_LOOK = {
-    "media": "the engine and the trainer see different images: compare the checkpoint's processor files with those it was "
-    "trained with, and the inputs that the kit gives to the model's forward",
-    "late": "it grows along the sequence: compare the checkpoint's rope settings, positions and attention window",
-    "all": "compare the weights of both (did the last ones reach the engine?), positions, and --rollout.temperature",
-}
+WHERE_TO_LOOK = (
+    "Compare the weights of both sides, positions and rope settings, --rollout.temperature, and, if only rows with images "
+    "are off, the processor files and the inputs that the kit gives to the model's forward"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,28 +115,24 @@ class Mismatch:
         self.limit = mismatch_limit(config)
         self.unchecked = unchecked
         # After the first step, samples of older weights differ from the policy, which is not a fault.
-        self._drifts = config.train.async_enable or config.rollout.oversample > 1
+        self._drifts = config.train.async_enable
         self.checked = False
         # Whether the step's gaps were measured before its update, whose passes measure them again.
         self.measured = False
         self._gaps: Gaps = {}
-        # What was beyond the limit in the last step, if its own passes measured that.
-        self._beyond: Gaps = {}
+        # Those of the last step, if its own passes measured them.
+        self._late: Gaps = {}
 
     def measure(self, samples: Sequence[TrainingSample]) -> None:
         """Note the gap of a rollout whose log-probs were computed before its update.
 
         Raises UserError if it is beyond the limit.
         """
-        self.add([gaps_of(samples, [_known(sample.log_probs) for sample in samples])])
+        self._gaps = merged((self._gaps, gaps_of(samples, [_known(sample.log_probs) for sample in samples])))
         self.measured = True
         if not (self.checked and self._drifts):
-            check(self._gaps, samples, limit=self.limit, unchecked=self.unchecked)
+            self._check(self._gaps, outcome="No weight was changed")
         self.checked = True
-
-    def add(self, parts: Iterable[Mapping[Modality, Gap]]) -> None:
-        """Add gaps of any rank and pass to the step."""
-        self._gaps = merged((self._gaps, *parts))
 
     def take_metrics(self, update_gaps: Iterable[Mapping[Modality, Gap]] = ()) -> dict[str, float]:
         """Return the step's metrics and begin the next step.
@@ -147,9 +141,8 @@ class Mismatch:
             update_gaps: of the update's passes, which count if the step was not measured before its update.
         """
         if not self.measured:
-            self.add(update_gaps)
-            if not self._drifts:
-                self._beyond = _beyond(self._gaps, limit=self.limit, unchecked=self.unchecked)
+            self._gaps = merged((self._gaps, *update_gaps))
+        self._late = {} if self.measured or self._drifts else self._gaps
         gaps = {kind: gap for kind, gap in self._gaps.items() if gap.tokens}
         self._gaps, self.measured = {}, False
         if not gaps:
@@ -160,66 +153,27 @@ class Mismatch:
 
     def hold(self, step: int) -> None:
         """Raise UserError after a step whose update's passes have measured a gap beyond the limit."""
-        if self._beyond:
-            raise UserError(
-                _message(self._beyond, limit=self.limit, hint="all", outcome=f"Step {step} was trained with them")
+        self._check(self._late, outcome=f"Step {step} was trained with them")
+
+    def _check(self, gaps: Gaps, *, outcome: str) -> None:
+        """Raise UserError if the mean distance of the rows of a kind is beyond the limit or is not a number.
+
+        The mean is over the tokens of each kind separately: a fault with images shows only in rows with images. The largest
+        distance says little: rounding moves the log-probs of rare tokens by more than many faults do.
+        """
+        counted = {kind: gap for kind, gap in sorted(gaps.items()) if gap.tokens and kind not in self.unchecked}
+        if beyond := {kind: gap for kind, gap in counted.items() if not gap.mean <= self.limit}:
+            found = ", ".join(
+                f"{gap.mean:.3g} on average over {gap.tokens} tokens of {kind} rows (largest {gap.largest:.3g})"
+                for kind, gap in beyond.items()
             )
-
-
-def check(
-    gaps: Mapping[Modality, Gap], samples: Sequence[TrainingSample], *, limit: float, unchecked: frozenset[Modality]
-) -> None:
-    """Raise UserError if the mean distance of the rows of a kind is beyond the limit or is not a number.
-
-    The mean is over the tokens of each kind separately: a fault with images shows only in rows with images. The largest
-    distance says little: rounding moves the log-probs of rare tokens by more than many faults do.
-    """
-    off = _beyond(gaps, limit=limit, unchecked=unchecked)
-    if not off:
-        return
-    if "text" in gaps and gaps["text"].tokens and "text" not in off:
-        hint = "media"
-    else:
-        early, late = _halves(samples, kinds=off)
-        hint = "late" if late > 2 * max(early, limit / 2) else "all"
-    raise UserError(_message(off, limit=limit, hint=hint, outcome="No weight was changed"))
-
-
-def _beyond(gaps: Mapping[Modality, Gap], *, limit: float, unchecked: frozenset[Modality]) -> Gaps:
-    """Return the gaps of the kinds whose mean is beyond the limit or is not a number."""
-    return {
-        kind: gap
-        for kind, gap in sorted(gaps.items())
-        if gap.tokens and kind not in unchecked and not gap.mean <= limit
-    }
-
-
-def _message(beyond: Mapping[Modality, Gap], *, limit: float, hint: str, outcome: str) -> str:
-    return (
-        f"the engine and the trainer disagree on the log-probs of a step's samples: {_text(beyond)}; rounding makes less "
-        f"than --algo.mismatch_limit {limit:g}. {outcome}. {WHERE_TO_LOOK[hint][0].upper()}{WHERE_TO_LOOK[hint][1:]}. If both "
-        "sides are right, raise the limit"
-    )
-
-
-def _halves(samples: Sequence[TrainingSample], *, kinds: Collection[Modality]) -> tuple[float, float]:
-    """Return the mean distance over the first and over the second half of the positions of the loss tokens."""
-    counted = [sample for sample in samples if sample.modality in kinds]
-    places = torch.cat([sample.loss_mask.nonzero().flatten() for sample in counted])
-    values = torch.cat(
-        [(_known(one.log_probs) - _known(one.engine_log_probs)).abs()[one.loss_mask] for one in counted]
-    )
-    first = places <= places.median()
-    return values[first].mean().item(), values[~first].mean().item() if (~first).any() else 0.0
+            raise UserError(
+                f"the engine and the trainer disagree on the log-probs of a step's samples: {found}; rounding makes less "
+                f"than --algo.mismatch_limit {self.limit:g}. {outcome}. {WHERE_TO_LOOK}. If both sides are right, raise the "
+                "limit"
+            )
 
 
 def _known(log_probs: torch.Tensor | None) -> torch.Tensor:
     assert log_probs is not None, "both sides have given them"
     return log_probs
-
-
-def _text(gaps: Mapping[Modality, Gap]) -> str:
-    return ", ".join(
-        f"{gap.mean:.3g} on average over {gap.tokens} tokens of {kind} rows (largest {gap.largest:.3g})"
-        for kind, gap in gaps.items()
-    )

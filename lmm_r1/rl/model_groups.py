@@ -159,18 +159,6 @@ def send_weights(policy: WorkerGroup, engines: Sequence[Any], config: PPOConfig)
         ray.get([engine.resume_generation.remote() for engine in engines])
 
 
-def wake(engines: Sequence[Any], config: PPOConfig) -> None:
-    """Give sleeping engines their memory back; engines that woke up for new weights get that of their KV cache."""
-    if config.vllm.enable_sleep:
-        ray.get([engine.wake_up.remote() for engine in engines])
-
-
-def sleep(engines: Sequence[Any], config: PPOConfig) -> None:
-    """Free the engines' memory while the models train."""
-    if config.vllm.enable_sleep:
-        ray.get([engine.sleep.remote() for engine in engines])
-
-
 def updates_made(models: Models) -> list[int]:
     """Return how many updates the weights of policy and critic have had, one number per worker.
 
@@ -211,12 +199,9 @@ def scaling_metrics(models: Models, config: PPOConfig, before: dict[str, LossSca
     return metrics
 
 
-def feature_metrics(groups: Mapping[str, WorkerGroup | None]) -> dict[str, float]:
-    """Return how many images each model already had features of since the last call, and how much is kept.
-
-    Args:
-        groups: the workers of each model, by its role; None for a model that the run does not have.
-    """
+def feature_metrics(models: Models) -> dict[str, float]:
+    """Return how many images each model already had features of since the last call, and how much is kept."""
+    groups = {"policy": models.policy, "reference": models.reference, "critic": models.critic}
     metrics: dict[str, float] = {}
     for role, group in groups.items():
         if group is not None:

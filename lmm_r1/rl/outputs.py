@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -23,15 +23,11 @@ from lmm_r1.rl.model_groups import Models, ask, joined
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.rl.workers import KitPolicyActor, ModelWorker
 
-if TYPE_CHECKING:
-    from lmm_r1.rl.ahead import ReferenceAhead
-
 T = TypeVar("T")
-REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
-ADVANTAGE_SOURCES = (
-    "its reward is finite, so check the critic's values and the log-probs of policy and reference model, from which the "
-    "KL in the reward is computed"
-)
+SOURCES = {
+    "reward": "check what --reward.remote_url or --reward.model_name_or_path gives for it",
+    "advantage": "check the critic's values and the log-probs of policy and reference model",
+}
 
 
 def is_on_policy(config: PPOConfig) -> bool:
@@ -52,24 +48,16 @@ def add_model_outputs(
     *,
     limits: PassLimits,
     mismatch: Mismatch,
-    ahead: ReferenceAhead | None = None,
 ) -> None:
     """Run the models on a rollout, add what they give, and measure how far the engines' log-probs are from the policy's.
 
     Raises UserError if they are too far apart.
-
-    Args:
-        limits: of a pass.
-        ahead: the reference's passes, if they were started during generation.
     """
     one_update = is_on_policy(config)
     # One update's own pass gives the old log-probs, but the first step compares them with the engines' before it.
     old_log_probs = not (one_update and mismatch.checked)
     passes = forward_passes(samples, ranks=models.ranks, limits=limits)
-    run_models(passes, models, config, old_log_probs=old_log_probs, ahead=ahead)
-    if ahead is not None:
-        for sample, log_probs in zip(samples, ahead.log_probs(), strict=True):
-            sample.reference_log_probs = log_probs
+    run_models(passes, models, config, old_log_probs=old_log_probs)
     for sample in samples:
         _add_kl(sample, config)
     if old_log_probs:
@@ -85,7 +73,6 @@ def run_models(
     config: PPOConfig,
     *,
     old_log_probs: bool,
-    ahead: ReferenceAhead | None = None,
 ) -> None:
     """Run the models on the passes of each rank, and note what they give in the samples.
 
@@ -93,14 +80,9 @@ def run_models(
 
     Args:
         old_log_probs: whether the policy is run; if not, the update's own pass gives them.
-        ahead: the reference's passes, if they were started during generation.
     """
     train = config.train
     with_reference = bool(train.colocate_all or train.colocate_actor_ref)
-    if ahead is not None and with_reference:
-        ahead.wait()
-        assert models.reference is not None, "refused by config.checks"
-        ask(models.reference, ModelWorker.empty_cache)
     started: list[tuple[str, WorkerGroup, list[ray.ObjectRef]]] = []
     if passes[0][0][0].reward is None:
         assert models.reward is not None, "refused by config.checks"
@@ -117,7 +99,7 @@ def run_models(
         refs = _start(models.critic, ModelWorker.forward, passes, wait=with_reward)
         started.append(("values", models.critic, refs))
     refers_to = models.policy if config.refers_to_base else models.reference
-    if refers_to is not None and ahead is None:
+    if refers_to is not None:
         method = KitPolicyActor.reference_forward if config.refers_to_base else ModelWorker.forward
         started.append(("reference_log_probs", refers_to, _start(refers_to, method, passes, wait=with_reference)))
     samples = [sample for rank in passes for one in rank for sample in one]
@@ -241,7 +223,6 @@ def _rewarded_rollout(
         lambd=settings.lambd,
         divide=not settings.no_std_norm,
         greedy=torch.tensor([[_given(sample.reward)] for sample in greedy], dtype=torch.double) if greedy else None,
-        pass_k=settings.pass_k,
     )
 
 
@@ -253,7 +234,6 @@ def _given(value: T | None) -> T:
 def _check_finite(sample: TrainingSample, value: float, *, what: str) -> None:
     """Raise UserError if a sample's value is not finite."""
     if not math.isfinite(value):
-        source = REWARD_SOURCES if what == "reward" else ADVANTAGE_SOURCES
         raise UserError(
-            f"{sample.location}: the {what} of a response is {value}, which cannot be trained on; {source}"
+            f"{sample.location}: the {what} of a response is {value}, which cannot be trained on; {SOURCES[what]}"
         )

@@ -17,7 +17,7 @@ from lmm_r1.config.rewards import format_prompt, reward_functions
 from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.media_store import fetch_pictures
-from lmm_r1.records.rollouts import SampledResponse, shown_messages
+from lmm_r1.records.rollouts import SampledResponse, append_rollout, keep_turns, shown_messages
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation, Trackers, make_generation
 from lmm_r1.rl.filtering import counts
@@ -55,7 +55,9 @@ class Recorder:
         line = {**metrics, **parts, **sample_metrics(samples, rollout)}
         self.folder.metrics(step, line)
         shown = self.rollouts(step, groups)
-        self._dropped(step, rollout)
+        for number, dropped in enumerate(rollout.dropped, start=len(groups)):
+            for sample in dropped.samples:
+                self._sample(sample, step=step, group=number, dropped=dropped.reason)
         # A server may pay the format; a function's part of this name may be anything.
         config, kept = self.config, parts.get("format", 1.0)
         if step == 1 and kept < LEAST_FORMAT and not config.train.plays:
@@ -86,12 +88,6 @@ class Recorder:
             self._sample(sample, step=step, group=group, greedy=True)
         return shown
 
-    def _dropped(self, step: int, rollout: Rollout) -> None:
-        """Write the samples that are kept of dropped groups, which are numbered after the step's own."""
-        for number, dropped in enumerate(rollout.dropped, start=len(rollout.groups)):
-            for sample in dropped.samples:
-                self._sample(sample, step=step, group=number, dropped=dropped.reason)
-
     def _sample(self, sample: Sample, **noted: Any) -> Generation:
         """Write a sample and return it as trackers show it.
 
@@ -100,10 +96,11 @@ class Recorder:
         """
         sample = fetch_pictures(sample)
         place = sample.row.location
-        said = () if sample.played is None else self.folder.turns(sample.played.said, location=place)
+        folder = self.folder.path
+        said = () if sample.played is None else keep_turns(sample.played.said, folder=folder, location=place)
         response = SampledResponse.of(sample, said=said, **noted)
-        written = self.folder.rollout(response, messages=shown_messages(sample), location=place)
-        return make_generation(response, messages=written, folder=self.folder.path)
+        written = append_rollout(folder, response, messages=shown_messages(sample), location=place)
+        return make_generation(response, messages=written)
 
     def _print(self, step: int, line: Mapping[str, Any], parts: Mapping[str, float], rollout: Rollout) -> None:
         shown = "  ".join(f"{name} {value:.3f}" for name, value in parts.items() if value or name not in _FAILURES)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-import logging
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.rewards import PartWeight, WeightedPart
+from lmm_r1.config.rewards import PartWeight, WeightedPart, part_weights
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
@@ -24,20 +20,13 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.rl.filtering import DroppedGroup, Gathered, GroupFilter
-from lmm_r1.rl.model_groups import sleep, wake, worker_errors
+from lmm_r1.rl.model_groups import worker_errors
 from lmm_r1.rl.samples import TrainingSample
 from lmm_r1.scoring import Moment
 from remote_rm.verifier import Score
 
-if TYPE_CHECKING:
-    from lmm_r1.rl.ahead import ReferenceAhead
-
-logger = logging.getLogger(__name__)
-
 # How many times more groups bring pictures than are recorded: some may be dropped.
 _SPARE = 4
-# Rows that a warning names.
-_ROWS_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +46,6 @@ class Rollout:
     """The weights of the rewards' parts."""
     guesses: Guesses | None = None
     """Tokens of speculative decoding; None if the engines do not use it."""
-    held_over: int = 0
-    """Groups that have begun and continue in the next rollout."""
-    ahead: ReferenceAhead | None = None
-    """The reference's passes that have started; None if the reference waits for the whole rollout."""
 
     @property
     def filtered(self) -> int:
@@ -158,14 +143,7 @@ class KitSamplesGenerator:
         # Groups of prompts that cannot be encoded, which no step has counted yet.
         self._refused = 0
 
-    @property
-    def held_over(self) -> int:
-        """How many groups have begun and continue in the next rollout."""
-        return 0
-
-    def rollout(
-        self, prompts: PromptStream, *, count: int, moment: Moment | None = None, ahead: ReferenceAhead | None = None
-    ) -> Rollout:
+    def rollout(self, prompts: PromptStream, *, count: int, moment: Moment | None = None) -> Rollout:
         """Return `count` groups of the stream's next prompts, fewer if its last episode ends.
 
         Dropped groups are replaced, if necessary from the next episode. Raises UserError if a whole episode of
@@ -174,39 +152,28 @@ class KitSamplesGenerator:
 
         Args:
             moment: the step that they are scored in; the same for groups that replace dropped ones.
-            ahead: gets the samples of each kept group as soon as it is finished.
         """
         settings = self._settings_at(moment)
         before = self._guesses()
         gathered = Gathered(count=count, filter=self.group_filter, recorded=self.config.logger.rollouts_per_step)
         with self._awake():
-            self._gather(gathered, prompts, settings, ahead)
-        groups = with_all_logs(gathered.groups)
-        check_parts(groups)
+            self._gather(gathered, prompts, settings)
+        groups = with_all_parts(gathered.groups)
         check_loss_tokens(groups)
+        members = [(number, sample) for number, group in enumerate(groups) for sample in group]
+        given: dict[str, Any] = {"max_len": self.settings.max_len, "logs_masked": self.group_filter.masks}
         return Rollout(
-            samples=self._trained(groups),
+            samples=[
+                TrainingSample.of(sample, place=place, group=number, **given)
+                for place, (number, sample) in enumerate(members)
+            ],
             groups=groups,
             overlong=gathered.overlong,
             refused=gathered.refused,
             dropped=tuple(gathered.dropped),
             part_weights=settings.part_weights,
             guesses=None if before is None or (now := self._guesses()) is None else now.since(before),
-            held_over=self.held_over,
-            ahead=ahead,
         )
-
-    def can_fill(self, prompts: PromptStream, *, count: int) -> bool:
-        """Say whether `count` groups are left for a rollout; may begin the next episode."""
-        return prompts.has(count)
-
-    def position(self, prompts: PromptStream) -> Mapping[str, Any]:
-        """Return the place in the prompts after what was generated."""
-        return prompts.state_dict()
-
-    def restore(self, prompts: PromptStream, position: Mapping[str, Any]) -> None:
-        """Continue from a position."""
-        prompts.load_state_dict(position)
 
     def evaluate(self, rows: Sequence[Row], *, moment: Moment | None = None, **sampling: Any) -> list[list[Sample]]:
         """Return the groups of held-out rows.
@@ -228,13 +195,15 @@ class KitSamplesGenerator:
     @contextmanager
     def _awake(self) -> Iterator[None]:
         """Let the engines generate within the block."""
-        wake(self.vllm_engines, self.config)
+        sleeps = self.config.vllm.enable_sleep
+        if sleeps:
+            # Engines that woke up for new weights get the memory of their KV cache.
+            ray.get([engine.wake_up.remote() for engine in self.vllm_engines])
         yield
-        sleep(self.vllm_engines, self.config)
+        if sleeps:
+            ray.get([engine.sleep.remote() for engine in self.vllm_engines])
 
-    def _gather(
-        self, gathered: Gathered, prompts: PromptStream, settings: GroupSettings, ahead: ReferenceAhead | None
-    ) -> None:
+    def _gather(self, gathered: Gathered, prompts: PromptStream, settings: GroupSettings) -> None:
         """Fill a step in rounds: each replaces the groups that the one before dropped."""
         while gathered.missing:
             rows = prompts.take(min(gathered.missing, gathered.room))
@@ -244,8 +213,7 @@ class KitSamplesGenerator:
                 break
             first = gathered.asked
             gathered.asked += len(rows)
-            finished = None if ahead is None else partial(self._hand_ahead, ahead, settings)
-            found = self.generate(rows, settings, finished=finished, first=first)
+            found = self.generate(rows, settings, first=first)
             for group in found:
                 self._add(gathered, group, settings)
             gathered.check(rows=len(prompts.rows), max_len=self.settings.max_len)
@@ -253,23 +221,7 @@ class KitSamplesGenerator:
     def _add(self, gathered: Gathered, group: list[Sample], settings: GroupSettings) -> None:
         refused = not group and self._refused > 0
         self._refused -= refused
-        gathered.add(group, refused=refused, step=_step_of(settings))
-
-    def _hand_ahead(self, ahead: ReferenceAhead, settings: GroupSettings, group: list[Sample]) -> None:
-        """Start the reference on a finished group that is kept; skip this if a user's function would be called twice."""
-        if self.group_filter.function is not None or not group:
-            return
-        judged = self.group_filter.judged(group, step=_step_of(settings))
-        if not isinstance(judged, str):
-            ahead.add(self._trained([judged]))
-
-    def _trained(self, groups: Sequence[Sequence[Sample]]) -> list[TrainingSample]:
-        members = [(number, sample) for number, group in enumerate(groups) for sample in group]
-        given: dict[str, Any] = {"max_len": self.settings.max_len, "logs_masked": self.group_filter.masks}
-        return [
-            TrainingSample.of(sample, place=place, group=number, **given)
-            for place, (number, sample) in enumerate(members)
-        ]
+        gathered.add(group, refused=refused, step=None if settings.moment is None else settings.moment.step)
 
     def _guesses(self) -> Guesses | None:
         """Return the counts of speculative decoding so far; None if the engines do not use it."""
@@ -284,53 +236,33 @@ class KitSamplesGenerator:
         weights = tuple(weight.at(moment.step) for weight in self.part_weights)
         return replace(self.settings, moment=moment, part_weights=weights)
 
-    def generate(
-        self,
-        rows: Sequence[Row],
-        settings: GroupSettings,
-        *,
-        finished: Callable[[list[Sample]], None] | None = None,
-        first: int = 0,
-    ) -> list[list[Sample]]:
+    def generate(self, rows: Sequence[Row], settings: GroupSettings, *, first: int = 0) -> list[list[Sample]]:
         """Return one group per row, in row order.
 
         The engines get at most `--rollout.vllm_generate_batch_size` prompts at a time, if that is less than a step has.
         Raises UserError if a reward cannot be obtained or a row is wrong: the run cannot continue without it.
 
         Args:
-            finished: gets each group as soon as it has finished, in any order.
             first: the place of the first row among those of its step.
         """
-        pending = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
-        load = [(count, index) for index, count in enumerate(pending)]
-        heapq.heapify(load)
+        loads = list(ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines]))
         refs: list[Any] = []
         engine_of: dict[Any, int] = {}
-        asked = self.config.rollout.vllm_generate_batch_size
+        asked, samples = self.config.rollout.vllm_generate_batch_size, settings.sampling.n_samples
         limit = asked if asked is not None and asked < self.config.rollout.batch_size else len(rows)
-        with silence_watch(refs, rows, after_s=self.config.reward.deadline_s):
+        with worker_errors():
             for place, row in enumerate(rows):
                 if len(engine_of) == limit:
                     [done], _ = ray.wait(list(engine_of), num_returns=1)
-                    with worker_errors():
-                        ray.get(done)
-                    freed = engine_of.pop(done)
-                    load = [(count - settings.sampling.n_samples * (index == freed), index) for count, index in load]
-                    heapq.heapify(load)
-                count, index = heapq.heappop(load)
-                heapq.heappush(load, (count + settings.sampling.n_samples, index))
+                    ray.get(done)
+                    loads[engine_of.pop(done)] -= samples
+                index = loads.index(min(loads))
+                loads[index] += samples
                 own = self._of_row(settings, place=place, first=first)
                 refs.append(self.vllm_engines[index].generate_group.remote(row, own))
                 engine_of[refs[-1]] = index
-            waiting = list(refs) if finished is not None else []
-            while waiting and finished is not None:
-                [done], waiting = ray.wait(waiting, num_returns=1)
-                with worker_errors():
-                    group = ray.get(done).samples
-                finished(group)
-            with worker_errors():
-                groups = list(map(self._samples_of, ray.get(refs)))
-        assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"
+            groups = list(map(self._samples_of, ray.get(refs)))
+        assert all(len(group) in (0, samples) for group in groups), "engines give whole groups"
         return groups
 
     def _samples_of(self, group: SampledGroup) -> list[Sample]:
@@ -376,34 +308,30 @@ def group_settings(config: PPOConfig) -> GroupSettings:
     )
 
 
-def with_all_logs(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-    """Return a step's groups with all values that episodes log in the parts of all samples, 0 for those without."""
-    names = sorted(
-        {name for group in groups for sample in group if sample.played is not None for name in sample.played.logs}
-    )
-    if not names:
-        return [list(group) for group in groups]
-    return [[_with_logs(sample, names) for sample in group] for group in groups]
-
-
-def _with_logs(sample: Sample, names: Sequence[str]) -> Sample:
-    if sample.played is None or sample.reward is None:
-        return sample
-    logs = {f"agent/{name}": sample.played.logs.get(name, 0.0) for name in names}
-    return replace(sample, reward=replace(sample.reward, parts={**sample.reward.parts, **logs}))
-
-
-def check_parts(groups: Sequence[Sequence[Sample]]) -> None:
-    """Raise UserError if the rewards of a step have different parts: their means would cover only some samples."""
-    samples = [sample for group in groups for sample in group if sample.reward is not None]
-    for sample in samples:
-        first, own = (set(one.scored.parts) for one in (samples[0], sample))
-        if first != own:
-            known, found = (", ".join(sorted(names)) or "none" for names in (first, own))
-            raise UserError(
-                f"{sample.row.location}: --reward.remote_url gives a response the parts {found}, and one to "
-                f"{samples[0].row.location} the parts {known}; give all responses the same parts, 0.0 for one that does not apply"
+def with_all_parts(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+    """Return a step's groups whose rewards all have the same parts, with what episodes log; 0 for a part that one lacks."""
+    own = [[_parts_of(sample) for sample in group] for group in groups]
+    names = list(dict.fromkeys(name for group in own for parts in group for name in parts))
+    return [
+        [
+            (
+                sample
+                if sample.reward is None
+                else replace(
+                    sample, reward=replace(sample.reward, parts={name: parts.get(name, 0.0) for name in names})
+                )
             )
+            for sample, parts in zip(group, its, strict=True)
+        ]
+        for group, its in zip(groups, own, strict=True)
+    ]
+
+
+def _parts_of(sample: Sample) -> dict[str, float]:
+    logs = (
+        {} if sample.played is None else {f"agent/{name}": value for name, value in sorted(sample.played.logs.items())}
+    )
+    return {} if sample.reward is None else {**sample.reward.parts, **logs}
 
 
 def check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
@@ -417,44 +345,19 @@ def check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
         )
 
 
-@contextmanager
-def silence_watch(refs: Sequence[Any], rows: Sequence[Row], *, after_s: float) -> Iterator[None]:
-    """Warn during the block each time that no group has finished for a while, with the rows that the run waits for.
-
-    An engine whose whole process hangs, for example in a regular expression of an environment, cannot report it.
+def samples_generator(
+    config: PPOConfig, engines: Sequence[Any], *, leave_out: Callable[[str], object]
+) -> KitSamplesGenerator:
+    """Return the generator of a run.
 
     Args:
-        refs: the references of the requested groups, in the order of `rows`; the list may grow.
+        leave_out: gets the reason if a prompt cannot be encoded and the run continues without it.
     """
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(over, refs, rows, after_s), name="silence watch", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
-def _watch(over: threading.Event, growing: Sequence[Any], rows: Sequence[Row], after_s: float) -> None:
-    came = 0
-    while not over.wait(after_s):
-        if not (refs := list(growing)):
-            continue
-        ready, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-        if len(ready) == came and waiting:
-            row_of = dict(zip(refs, rows, strict=False))
-            named = "; ".join(row_of[ref].location for ref in waiting[:_ROWS_NAMED])
-            more = f" and {len(waiting) - _ROWS_NAMED} more" if len(waiting) > _ROWS_NAMED else ""
-            logger.warning(
-                "no group has come for %g s, and %d of %d are awaited (%s%s): if the responses are not that long, look "
-                "at what gives rewards, and at the engines with LMM_R1_VERBOSE=1",
-                after_s,
-                len(waiting),
-                len(refs),
-                named,
-                more,
-            )
-        came = len(ready)
-
-
-def _step_of(settings: GroupSettings) -> int | None:
-    return None if settings.moment is None else settings.moment.step
+    return KitSamplesGenerator(
+        config,
+        engines,
+        group_settings(config),
+        part_weights=part_weights(config.reward),
+        group_filter=GroupFilter.of(config),
+        leave_out=leave_out,
+    )

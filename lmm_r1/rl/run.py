@@ -1,19 +1,19 @@
-"""An RL run from its command to its model: checks, the start of engines and models, training, and restarts."""
+"""An RL run from its command to its model: checks, the start of engines and models and training."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from lmm_r1 import cpu, dotted, quiet
+from lmm_r1 import cpu, quiet
 from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
@@ -28,13 +28,7 @@ from lmm_r1.config.run_rows import read_conversations
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.reading import told_prompt
-from lmm_r1.data.training_rows import (
-    KeptRows,
-    PromptStream,
-    check_prompt,
-    dataset_paths,
-    with_left_out,
-)
+from lmm_r1.data.training_rows import KeptRows, PromptStream, check_prompt, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
@@ -48,24 +42,24 @@ from lmm_r1.lmm_kits.registry import KIT_FLAG, given_files
 from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.records.run_folder import STAGE_TITLES
-from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import estimator_named
 from lmm_r1.rl.filtering import GroupFilter
-from lmm_r1.rl.loop import RLRun, optimizer_steps
+from lmm_r1.rl.loop import RLRun, optimizer_steps, workers_strategy
 from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models
-from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
-from lmm_r1.scoring import RowChecker
-from lmm_r1.train.first_checks import has_checkpoints, no_prompt_fits, prompt_room, scorer_of
-from lmm_r1.train.restarts import Restarts
-from lmm_r1.train.start import Frame, Plan, blended_rows, check_lengths, framed, model_flag, opened, say, sized
-from lmm_r1.train.stopping import last_words
-from remote_rm.client import RewardUnavailable
-
-_ENDED = (
-    "was killed, or Ray ended it because its raylet died: full memory and a full /dev/shm do that (Ray's raylet.err, below "
-    "/tmp/ray, says why). Free some, and repeat the same command: it goes on from the last saved step"
+from lmm_r1.train.first_checks import check_reward
+from lmm_r1.train.start import (
+    Frame,
+    Plan,
+    blended_rows,
+    check_lengths,
+    evaluation_rows,
+    framed,
+    model_flag,
+    opened,
+    say,
+    sized,
 )
 
 
@@ -84,8 +78,7 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     paths = [SharedPath(flag=f"--{flag}", path=path) for flag, path in dict.fromkeys(files) if path is not None]
     paths += [SharedPath(flag=KIT_FLAG, path=function_file(file) or file) for file in given_files()]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
-    # The weights of a moving reference are stored there as well.
-    if not config.ckpt.disable_ds or config.ref.refresh_steps:
+    if not config.ckpt.disable_ds:
         paths.append(SharedPath(flag="--ckpt.path", path=str(checkpoint_folder(config)), written=True))
     return paths
 
@@ -98,29 +91,6 @@ def _one_per_folder(rows: Sequence[Row]) -> Iterable[str]:
             sources += [video.source] if isinstance(video.source, str) else video.source
         found |= {os.path.dirname(one): one for one in sources if isinstance(one, str) and kind_of(one) == "path"}
     return found.values()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Workers:
-    """The Ray actors of a run."""
-
-    engines: list[Any]
-    models: Models
-
-    @property
-    def handles(self) -> list[Any]:
-        """All actors, one by one."""
-        return [*self.engines, *(handle for group in self.models.all for handle in group._actor_handlers)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stage:
-    """The inputs of each session of a run."""
-
-    policy: Checkpoint
-    rows: list[Row]
-    eval_rows: list[Row]
-    reward: GivenFunctions | None
 
 
 def train(
@@ -136,23 +106,28 @@ def train(
         plan: chooses open settings by memory, as `planning.choices.planned`; None leaves nothing to memory.
         reward: the reward functions that were given to this process instead of in a file.
     """
-    policy = _opened(config)
+    policy, model = opened(config), model_flag(config)
+    check_backend("vllm", policy.kit, model=model, instead=FINE_TUNE)
+    check_turn_end(policy.kit, policy.processor, path=policy.path, model=model)
     lengths: list[int] = []
     environment = _environment(config) if config.train.plays else None
     wanted = config.rollout.max_new_tokens
     fitting = ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
     load = partial(_load, config, check=partial(_check_row, config, policy, environment, fitting, lengths=lengths))
     rows = blended_rows(config, partial(load, split=config.data.prompt_split))
-    if lengths and min(lengths) > prompt_room(config):
-        raise no_prompt_fits(config, f"text and template have {min(lengths)} tokens")
+    room = config.data.max_len - (1 if config.train.plays else wanted or 1)
+    if lengths and min(lengths) > room:
+        raise UserError(
+            f"--data.max_len {config.data.max_len} leaves {room} tokens for a prompt, and the shortest one's text and "
+            f"template have {min(lengths)} tokens; raise it"
+        )
     config = sized(config, rows=len(rows))
-    paths = dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ()
-    lists = [load(path, split=config.eval.split) for path in paths]
-    eval_rows: KeptRows[Row] = KeptRows.blended((row for part in lists for row in part), lists)
+    eval_rows = evaluation_rows(config, partial(load, split=config.eval.split))
     prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
     say(prompt, fitting.told(prefix="--data."))
     if config.reward.remote_url:
-        _check_rewards(config, rows + eval_rows, reward=reward)
+        check_reward(config, rows + eval_rows, given=reward, called=False)
+        say(_rewards(config))
     _check_models(config, policy)
     # From here on, the settings of the workers' machines count.
     nodes.follow_cluster()
@@ -167,20 +142,9 @@ def train(
         shown=rows,
         plan=plan,
         callbacks=callbacks,
-        processes=lambda config: last_words(f"{config.logger.stage_name} {_ENDED}"),
+        processes=lambda config: nullcontext(),
     ) as frame:
-        limit, step = config.ckpt.max_restarts, partial(saved_step, frame.config)
-        restarts = Restarts(limit=limit, folder=frame.folder, stops=frame.stops, saved_step=step)
-        stage = _Stage(policy=policy, rows=rows, eval_rows=eval_rows, reward=reward)
-        restarts.run(lambda: _session(frame, restarts, partial(_train, stage)))
-
-
-def _opened(config: PPOConfig) -> Checkpoint:
-    """Return the policy's checkpoint; raises UserError if RL cannot train it with these flags."""
-    policy, model = opened(config), model_flag(config)
-    check_backend("vllm", policy.kit, model=model, instead=FINE_TUNE)
-    check_turn_end(policy.kit, policy.processor, path=policy.path, model=model)
-    return policy
+        _train(frame, rows=rows, eval_rows=eval_rows, reward=reward)
 
 
 def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
@@ -194,56 +158,51 @@ def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
             _check_value_model(config, flag, path, policy=policy)
 
 
-def _session(frame: Frame[PPOConfig, None], restarts: Restarts, train: Callable[..., None]) -> None:
-    """Train from the newest checkpoint to the end."""
-    if restarts.made:
-        config = dotted.replace(frame.config, {"ckpt.load_enable": True})
-        frame = replace(frame, config=config, resumed=has_checkpoints(checkpoint_folder(config)))
-    with frame.trackers() as trackers:
-        train(frame, restarts, trackers)
-
-
-def _train(stage: _Stage, frame: Frame[PPOConfig, None], restarts: Restarts, trackers: Trackers) -> None:
+def _train(
+    frame: Frame[PPOConfig],
+    *,
+    rows: Sequence[Row],
+    eval_rows: Sequence[Row],
+    reward: GivenFunctions | None,
+) -> None:
     """Start Ray, engines and models, train, and write the model."""
     config, folder, stops = frame.config, frame.folder, frame.stops
     named = f" ({STAGE_TITLES[folder.name]})" if folder.name in STAGE_TITLES else ""
-    say(f"{folder.name}{named}: {len(stage.rows)} prompts, starting Ray, engines and models ...")
+    say(f"{folder.name}{named}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     # Ray has installed its own handler of SIGTERM.
     stops.listen()
-    check_shared(shared_paths(config, rows=stage.rows, eval_rows=stage.eval_rows))
-    every = stage.rows + stage.eval_rows
+    check_shared(shared_paths(config, rows=rows, eval_rows=eval_rows))
+    every = [*rows, *eval_rows]
     max_videos = max(len(videos_of(row.messages)) for row in every)
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in every)
-    if config.train.plays and stage.policy.kit.takes_images:
+    if config.train.plays and frame.checkpoint.kit.takes_images:
         max_images += config.agent.max_images
-    workers = _start_workers(config, max_images=max_images, max_videos=max_videos, reward=stage.reward)
-    restarts.watch(workers.handles)
+    engines, models = _start_workers(config, max_images=max_images, max_videos=max_videos, reward=reward)
     run = RLRun(
         config,
-        models=workers.models,
-        engines=workers.engines,
-        prompts=prompt_stream(config, stage.rows),
-        eval_rows=stage.eval_rows,
+        models=models,
+        engines=engines,
+        prompts=prompt_stream(config, rows),
+        eval_rows=eval_rows,
         folder=folder,
         stops=stops,
-        trackers=trackers,
-        disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy) else frozenset(),
+        trackers=frame.trackers,
+        disagreeing=frozenset({"image", "video"}) if disagrees(frame.checkpoint) else frozenset(),
     )
-    _load_models(config, workers, num_rows=len(stage.rows))
+    _load_models(config, models, engines, num_rows=len(rows))
     done = run.fit()
     with stops.held():
-        ray.get(workers.models.policy.async_save_model())
-        if workers.models.critic is not None and config.critic.save_value_network:
-            ray.get(workers.models.critic.async_save_model())
-        summary = folder.finish(steps=done)
-    run.console.print(summary)
+        ray.get(models.policy.async_save_model())
+        if models.critic is not None and config.critic.save_value_network:
+            ray.get(models.critic.async_save_model())
+        say(folder.finish(steps=done))
     ray.shutdown()
 
 
 def _start_workers(
     config: PPOConfig, *, max_images: int, max_videos: int, reward: GivenFunctions | None = None
-) -> _Workers:
+) -> tuple[list[Any], Models]:
     """Start the processes of engines and models together, so that models import their libraries while engines load."""
     train, ds, shared = config.train, config.ds, None
     if train.colocate_all or train.colocate_actor_ref:
@@ -269,22 +228,21 @@ def _start_workers(
         group(worker, size, everywhere) if size.model_name_or_path else None
         for worker, size in ((CriticWorker, config.critic), (RewardWorker, config.reward))
     )
-    models = Models(policy=policy, reference=reference, critic=critic, reward=reward_model)
-    return _Workers(engines=engines, models=models)
+    return engines, Models(policy=policy, reference=reference, critic=critic, reward=reward_model)
 
 
-def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None:
+def _load_models(config: PPOConfig, models: Models, engines: list[Any], *, num_rows: int) -> None:
     """Load the models of all workers, the critic last: two that load at once on a shared GPU take the most memory.
 
     Engines on the same GPUs are ready, and asleep if they sleep, before the first model is loaded.
     """
-    strategy, models = workers_strategy(config), workers.models
+    strategy = workers_strategy(config)
     if config.train.colocate_all and cpu.has_cuda():
-        settle_engines(config, workers.engines)
+        settle_engines(config, engines)
     path = config.actor.model_name_or_path
     # At first, only the critic may be trained.
     steps = optimizer_steps(config, num_rows=num_rows, waits=max(0, config.critic.freezing_steps + 1))
-    refs = models.policy.async_init_model_from_pretrained(strategy, path, steps, workers.engines)
+    refs = models.policy.async_init_model_from_pretrained(strategy, path, steps, engines)
     for group, own_path in ((models.reference, path), (models.reward, config.reward.model_name_or_path)):
         if group is not None:
             refs += group.async_init_model_from_pretrained(strategy, own_path)
@@ -365,28 +323,14 @@ def _check_row(
     return fitting.fitted(row, outline) if scales else row
 
 
-def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunctions | None) -> None:
-    """Raise UserError, before anything starts, if the reward source does not answer or lacks columns."""
-    urls = config.reward.remote_url
-
-    async def check() -> None:
-        scorer = scorer_of(config.reward, given=reward)
-        try:
-            if isinstance(scorer, RowChecker):
-                scorer.check_rows(rows)
-            await scorer.check_health()
-        finally:
-            await scorer.close()
-
-    try:
-        asyncio.run(check())
-    except RewardUnavailable as error:
-        raise UserError(f"--reward.remote_url {urls}: {error}") from error
-    if listed := reward_list(urls or ""):
+def _rewards(config: PPOConfig) -> str | None:
+    """Return a line with what gives the rewards, if that is no address and no file."""
+    if listed := reward_list(config.reward.remote_url or ""):
         terms = " + ".join(f"{part.weight:g} x {part.name}" for part in listed)
-        say(f"rewards: {terms}; {listed[0].name} says what is right")
-    elif verifier := named_verifier(config.reward):
-        say(f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source")
+        return f"rewards: {terms}; {listed[0].name} says what is right"
+    if verifier := named_verifier(config.reward):
+        return f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source"
+    return None
 
 
 def _check_value_model(config: PPOConfig, flag: str, path: str, *, policy: Checkpoint) -> None:

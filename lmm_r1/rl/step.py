@@ -18,7 +18,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.ahead import ReferenceAhead, RolloutsAhead
+from lmm_r1.rl.ahead import RolloutsAhead
 from lmm_r1.rl.batching import PassLimits, pass_limits, update_passes
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import (
@@ -70,16 +70,6 @@ class Learner:
         """Return what one pass may hold, by `--rollout.*` or `--train.*`."""
         return pass_limits(self.config, settings, share_prefix=self.share_prefix)
 
-    def reference_ahead(self) -> ReferenceAhead | None:
-        """Return what runs the reference on finished groups while others are generated; None if nothing does."""
-        reference = self.models.reference
-        if not self.config.ref.during_generation:
-            return None
-        assert reference is not None, "refused by config.checks"
-        return ReferenceAhead(
-            reference, limits=self.limits(self.config.rollout), gpus_per_pass=reference.duplicate_actors
-        )
-
     def send_weights(self) -> None:
         """Send the policy's weights to the engines, which are between rollouts or pause in one."""
         with self.source.replacing():
@@ -91,16 +81,16 @@ def make_rollout(learner: Learner, step: int) -> MadeRollout | None:
     generator, prompts, count = learner.generator, learner.prompts, learner.config.rollout.batch_size
     if 0 <= learner.config.train.max_steps < step:
         return None
-    if not generator.can_fill(prompts, count=count):
+    if not prompts.has(count):
         return None
     began = time.perf_counter()
     moment = Moment(step=step, held_out=False)
     # The engines generate the responses, and score each as soon as it is finished.
-    rollout = generator.rollout(prompts, count=count, moment=moment, ahead=learner.reference_ahead())
+    rollout = generator.rollout(prompts, count=count, moment=moment)
     return MadeRollout(
         rollout=rollout,
         is_whole=len(rollout.groups) == count,
-        position=generator.position(prompts),
+        position=prompts.state_dict(),
         began=began,
         ended=time.perf_counter(),
     )
@@ -118,10 +108,8 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
     samples, began = rollout.samples, time.perf_counter()
 
     # Old and reference log-probs, values, and the rewards of a reward model.
-    if rollout.ahead is not None:
-        rollout.ahead.finish(samples)
     limits = learner.limits(config.rollout)
-    add_model_outputs(samples, models, config, limits=limits, mismatch=learner.mismatch, ahead=rollout.ahead)
+    add_model_outputs(samples, models, config, limits=limits, mismatch=learner.mismatch)
 
     # Advantages.
     greedy = [TrainingSample.of(sample, max_len=config.data.max_len) for sample in rollout.greedy]
@@ -149,9 +137,7 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
     trained = time.perf_counter()
     metrics["tokens/update_unique"] = update.unique_tokens * config.train.max_epochs
     metrics["tokens/update_computed"] = take_computed_tokens(models.policy)
-    if config.ds.image_cache_gib:
-        shown = {"policy": models.policy, "reference": models.reference, "critic": models.critic}
-        metrics |= feature_metrics(shown)
+    metrics |= feature_metrics(models)
     metrics |= learner.mismatch.take_metrics(take_gaps(models.policy))
 
     # The engines' weights.

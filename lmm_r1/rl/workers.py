@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,6 @@ import torch.distributed as dist
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.config.ppo import ActorConfig, CriticConfig
-from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import writing
 from lmm_r1.generation import media_store
 from lmm_r1.generation.weight_sync import (
     BroadcastChannel,
@@ -26,13 +23,13 @@ from lmm_r1.generation.weight_sync import (
     send_buckets,
     send_files,
 )
-from lmm_r1.host.models import DeepSpeedEngine, GatheredParameters, whole_state_dict
+from lmm_r1.host.models import DeepSpeedEngine
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.host.workers import BaseModelActor, offload_deepspeed_states, reload_deepspeed_states
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapters_off, merged_state_dict
+from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import Role, rl_settings
@@ -44,7 +41,7 @@ from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.losses import PolicyLoss, PolicyPass, value_loss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, merged
 from lmm_r1.train.publication import EMA_FOLDER, MovingAverage
-from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, update
+from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, prepared, update
 
 
 class ModelWorker(BaseModelActor):
@@ -140,20 +137,7 @@ class TrainedWorker(ModelWorker):
             steps: over which the learning rate is scheduled.
         """
         config, strategy = self.config, self.strategy
-        if config.actor.gradient_checkpointing_enable:
-            reentrant = config.actor.gradient_checkpointing_reentrant
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        optimizer = {
-            "optim": settings.optim,
-            "muon": vars(settings.muon),
-            "adam": vars(settings.adam),
-            "lr_scheduler": settings.lr_scheduler,
-            "lr_warmup_ratio": settings.lr_warmup_ratio,
-            "min_lr_ratio": settings.min_lr_ratio,
-            "max_norm": settings.max_norm,
-            "scheduler_steps": steps,
-        }
-        self.model, _, _ = strategy.prepare((model, optimizer))
+        self.model = prepared(strategy, model, settings, checkpointing=config.actor, steps=steps)
         self.states: dict[str, Any] = {}
         if config.ckpt.load_enable and self._checkpoints.exists():
             _, self.states = strategy.load_ckpt(self.engine, str(self._checkpoints))
@@ -355,31 +339,6 @@ class KitPolicyActor(TrainedWorker):
         """Return what was saved with the loaded checkpoint; empty without one."""
         return self.states
 
-    def write_reference(self, path: str) -> None:
-        """Write the weights, adapters merged, under the names of the bare model, for the reference to load.
-
-        The file is complete or does not exist. Raises UserError if the disk is full.
-        """
-        file = Path(path)
-        weights = whole_state_dict(self.engine)
-        if dist.get_rank() == 0:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_name(f".{file.name}.partial")
-            # Clone: saving a view would write its whole buffer.
-            merged = {
-                name: value.detach().cpu().clone()
-                for name, value in merged_state_dict(self.engine.module, weights).items()
-            }
-            try:
-                with writing(file), partial.open("wb") as stream:
-                    torch.save(merged, stream)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                partial.replace(file)
-            finally:
-                partial.unlink(missing_ok=True)
-        dist.barrier()
-
     def shares_prefix(self) -> bool:
         """Say whether the loaded model computes the prompt of a group once."""
         return self.model.packing_samples and self.model.share_prefix
@@ -442,50 +401,28 @@ class KitCriticActor(TrainedWorker):
             self.strategy.save_model(self.model, processor, f"{self.config.ckpt.output_dir}_critic")
 
 
-class KitReferenceActor(ModelWorker):
+class FrozenWorker(ModelWorker):
+    """A rank of a model that is not trained."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
+        """Load the model; raises UserError if it cannot be used."""
+        self._begin(strategy)
+        offload = self.config.ref.offload if self.role == "reference" else self.config.reward.offload
+        self.model = strategy.prepare(self._load(pretrain, offload=bool(offload)))
+        self.model.eval()
+        self._check_packing()
+
+
+class KitReferenceActor(FrozenWorker):
     """A rank of the reference."""
 
     role = "reference"
 
-    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        """Load the reference; raises UserError if it cannot be used."""
-        self._setup_distributed(strategy)
-        self.model = strategy.prepare(self._load(pretrain, offload=bool(self.config.ref.offload)))
-        self.model.eval()
-        self._check_packing()
 
-    @torch.no_grad()
-    def load_reference(self, path: str) -> None:
-        """Take the weights of a file that the policy wrote; raises UserError if it does not exist."""
-        file = Path(path)
-        if not file.is_file():
-            raise UserError(
-                f"{file}: the reference of the stopped run (--ref.refresh_steps) does not exist. All machines of a run "
-                "must share --ckpt.path. Put the file back, or start again with --ckpt.overwrite"
-            )
-        weights = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-        for name, parameter in self.model.model.module.named_parameters():
-            assert name in weights, f"the policy has no {name}, and the reference is the same model"
-            # With ZeRO-3, rank 0 gets the whole weight, and all ranks get their parts of its new value.
-            sharded = hasattr(parameter, "ds_id")
-            with GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
-                if not sharded or dist.get_rank() == 0:
-                    parameter.data.copy_(weights[name])
-        self.model.forget_features()
-        dist.barrier()
-
-
-class KitRewardActor(ModelWorker):
+class KitRewardActor(FrozenWorker):
     """A rank of the reward model."""
 
     role = "reward"
-
-    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        """Load the reward model; raises UserError if it cannot be used."""
-        self._setup_distributed(strategy)
-        self.model = strategy.prepare(self._load(pretrain, offload=self.config.reward.offload))
-        self.model.eval()
-        self._check_packing()
 
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)

@@ -167,16 +167,12 @@ def read_ahead(
         # A fork has the rows already; sending them would read each image from its file.
         multiprocessing_context="fork",
         prefetch_factor=_AHEAD,
-        collate_fn=_as_it_is,
+        collate_fn=lambda item: item,
         worker_init_fn=_begin_worker,
         # A generator of its own, so that dropout is the same with any number of workers.
         generator=torch.Generator().manual_seed(0),
     )
     yield from loader
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
 
 
 def _begin_worker(number: int) -> None:

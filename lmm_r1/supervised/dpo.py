@@ -22,8 +22,9 @@ from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
+from lmm_r1.supervised.models import Reference, prepare_policy, prepare_reference
 from lmm_r1.supervised.samples import SFTSample, check_turns, encode_sample, mask_of_turns
+from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
@@ -302,14 +303,14 @@ class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
         self.reference = reference
 
     @classmethod
-    def of(cls, session: SupervisedSession[DPOConfig], **learned: Any) -> Self:
+    def of(cls, session: Frame[DPOConfig], **learned: Any) -> Self:
         policy = prepare_policy(session, share_prefix=session.config.train.shared_prefix_enable)
         reference = prepare_reference(session.config, session.strategy, policy=policy)
         return cls(session, policy, reference=reference, **learned)
 
     @classmethod
     def load(
-        cls, config: DPOConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
+        cls, config: DPOConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
     ) -> KeptRows[PreferenceRow]:
         return judged_rows(config, path, split=split, check=check)
 

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import random
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from PIL import Image, ImageChops
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
-from lmm_r1 import cpu
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import EngineDtype, Outcome, SamplingSettings, check_backend, prepare_process
-from lmm_r1.generation.weight_sync import send_buckets, written_weights
-from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
+from lmm_r1.models.distillation import Distillation, Divergence
 from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
 from lmm_r1.supervised.loop import TokenTerms
-from lmm_r1.supervised.models import SupervisedSession, prepare_frozen, prepare_policy
-from lmm_r1.supervised.samples import SFTSample
-from lmm_r1.supervised.sft import SFTRun, engine_settings, prompt_of
-from lmm_r1.train.update import Terms
+from lmm_r1.supervised.models import prepare_frozen, prepare_policy
+from lmm_r1.supervised.sft import SFTRun
+from lmm_r1.train.start import Frame
 
 # The size of the probes that compare the processors of both models.
 _WIDTH, _HEIGHT, _FRAMES = 280, 196, 4
@@ -67,23 +57,17 @@ def check_teacher(config: KDConfig, student: Checkpoint, rows: Sequence[Row]) ->
 def check_same_tokens(
     student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, *, teacher_flag: str
 ) -> None:
-    """Raise UserError, naming the first token that differs, if two tokenizers do not have the same ids.
+    """Raise UserError if two tokenizers do not have the same ids.
 
     Args:
         teacher_flag: the flag and the path, for the message.
     """
-    ours, theirs = ({index: token for token, index in one.get_vocab().items()} for one in (student, teacher))
-    for index in range(max(*ours, *theirs) + 1):
-        if ours.get(index) != theirs.get(index):
-            named = " and ".join(
-                f"{table[index]!r} of the {whose}" if index in table else f"none of the {whose}"
-                for table, whose in ((ours, "student"), (theirs, "teacher"))
-            )
-            raise UserError(
-                f"{teacher_flag}: it has another tokenizer than --model.model_name_or_path, so that its distributions are "
-                f"over other tokens: id {index} is {named}; take a teacher with the student's tokenizer, or learn its "
-                "responses with lmm-r1 batch_inference and train_sft"
-            )
+    if student.get_vocab() != teacher.get_vocab():
+        raise UserError(
+            f"{teacher_flag}: it has another tokenizer than --model.model_name_or_path, so that its distributions are over "
+            "other tokens; take a teacher with the student's tokenizer, or learn its responses with lmm-r1 "
+            "batch_inference and train_sft"
+        )
 
 
 def _probes(rows: Sequence[Row]) -> list[ImagePart | VideoPart]:
@@ -105,16 +89,12 @@ def _check_same_media(part: ImagePart | VideoPart, student: Checkpoint, teacher:
         encode_row(row, kit=one.kit, processor=one.processor, add_generation_prompt=False)
         for one in (student, teacher)
     )
-    if _placeholders(ours, student) != _placeholders(theirs, teacher):
-        difference = "other tokens"
-    elif not _same_tensors(ours, theirs):
-        difference = "other tensors"
-    else:
+    if _placeholders(ours, student) == _placeholders(theirs, teacher) and _same_tensors(ours, theirs):
         return
     kind = "images" if isinstance(part, ImagePart) else "videos"
     raise UserError(
-        f"{flag}: its processor makes {difference} of {kind} than that of --model.model_name_or_path {student.path}, which "
-        "encodes the rows for both; take a teacher of the same family and processor settings"
+        f"{flag}: its processor makes other tokens or tensors of {kind} than that of --model.model_name_or_path "
+        f"{student.path}, which encodes the rows for both; take a teacher of the same family and processor settings"
     )
 
 
@@ -133,108 +113,7 @@ def _same_tensors(ours: EncodedPrompt, theirs: EncodedPrompt) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Teacher:
-    """The teacher model, which is not trained; every rank calls it equally often."""
-
-    actor: KitActor
-    group: dist.ProcessGroup | None
-    """The ranks that share sequences."""
-
-    @classmethod
-    def prepared(cls, config: KDConfig, strategy: KitStrategy) -> Teacher:
-        """Return the teacher under DeepSpeed, sharded with ZeRO-3."""
-        actor = prepare_frozen(config, strategy, path=teacher_path(config), offload=config.teacher.offload)
-        return cls(actor=actor, group=strategy.ring_attn_group)
-
-    def tokens(self, batch: list[ModelSample]) -> TeacherTokens:
-        """Return the hidden states and the output layer that make its logits at the batch's loss tokens."""
-        return self.actor.teacher_tokens(batch, ring_attn_group=self.group)
-
-
-_DTYPES: dict[str, EngineDtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
-def check_sampled(config: KDConfig, checkpoint: Checkpoint) -> None:
-    """Raise UserError if the student cannot sample responses in vLLM in a run that is launched like this."""
-    share = f"--rollout.on_policy_share {config.rollout.on_policy_share:g}"
-    check_backend("vllm", checkpoint.kit, model=f"{share}: {checkpoint.path}", instead="leave it out")
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if not cpu.has_cuda() and os.environ.get("LOCAL_WORLD_SIZE", processes) != processes:
-        raise UserError(
-            f"{share}: without CUDA the engines take new weights from files in memory, which other machines do not see; "
-            "run on one machine, or sample in rounds with lmm-r1 batch_inference"
-        )
-
-
-class StudentEngine:
-    """Samples responses from the student; every rank renews its weights at the same step.
-
-    It lives as long as the process, because vLLM's shutdown would also end the training's process group.
-    """
-
-    def __init__(self, config: KDConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
-        # vLLM reads these variables when it is imported.
-        prepare_process()
-        from lmm_r1.generation.vllm_engine import VllmEngine
-
-        assert config.ds.param_dtype is not None, "filled in by config.resolve"
-        rollout, engine = config.rollout, config.vllm
-        self.seed = config.train.seed
-        self.sampling = SamplingSettings(
-            n_samples=1, temperature=rollout.temperature, top_p=rollout.top_p, max_new_tokens=rollout.max_new_tokens
-        )
-        settings = engine_settings(
-            config,
-            rows,
-            dtype=_DTYPES[config.ds.param_dtype],
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            enforce_eager=engine.enforce_eager,
-        )
-        self.engine = VllmEngine(checkpoint.path, settings, checkpoint=checkpoint, in_training=True)
-
-    def renew(self, student: KitActor) -> None:
-        """Send the student's weights to the engine, and clear what it computed with the old ones."""
-        if cpu.has_cuda():
-            send_buckets(student, self, split=False)
-        else:
-            with written_weights(student) as folder:
-                self.engine.call_workers("load_weights_from", str(folder))
-        self.engine.forget(keep_images=not student.trains_vision)
-
-    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load whole weights by the checkpoint's names, as a `Channel` does, because the engine is in this process."""
-        self.engine.call_workers("take_weights", dict(weights))
-
-    def samples(self, rows: Sequence[Row], *, step: int, numbers: Sequence[int]) -> list[SFTSample | None]:
-        """Return a response to each row's prompt as a sample; None if the prompt leaves no room for one.
-
-        Args:
-            numbers: of the rows; with the step they seed the sampling, so that a resumed run repeats it.
-        """
-        found: dict[int, SFTSample] = {}
-
-        async def outcome_of(number: int, row: Row) -> Outcome:
-            seed = zlib.crc32(f"{self.seed} {step} {number}".encode())
-            try:
-                encoded, response = await self.engine.response(row, self.sampling, seed=seed)
-            except UserError as error:
-                return Outcome(index=number, row=row, reason=str(error))
-            prompt = [False] * len(encoded.token_ids)
-            found[number] = SFTSample(
-                token_ids=[*encoded.token_ids, *response],
-                loss_mask=prompt + [True] * len(response),
-                media=encoded.media,
-            )
-            return Outcome(index=number, row=row)
-
-        asked = [(number, prompt_of(row)) for number, row in zip(numbers, rows, strict=True)]
-        for _ in self.engine.outcomes(asked, outcome_of, responses_per_row=1):
-            pass
-        return [found.get(number) for number in numbers]
-
-
-DISTANCE, NLL, ON_POLICY = "kd_loss", "nll_loss", "on_policy"
+DISTANCE, NLL = "kd_loss", "nll_loss"
 
 
 class KDRun(SFTRun[KDConfig]):
@@ -243,27 +122,20 @@ class KDRun(SFTRun[KDConfig]):
     kind = "kd"
     shown = (DISTANCE,)
 
-    def __init__(
-        self, *given: Any, teacher: Teacher, student_engine: StudentEngine | None = None, **learned: Any
-    ) -> None:
+    def __init__(self, *given: Any, teacher: KitActor, **learned: Any) -> None:
         super().__init__(*given, **learned)
         self.teacher = teacher
-        self.student_engine = student_engine
-        # Whether the update trains on the student's own responses.
-        self.on_policy = False
 
     @classmethod
     def check(cls, config: KDConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
         check_teacher(config, checkpoint, rows)
-        if config.rollout.on_policy_share:
-            check_sampled(config, checkpoint)
 
     @classmethod
-    def of(cls, session: SupervisedSession[KDConfig], **learned: Any) -> Self:
+    def of(cls, session: Frame[KDConfig], **learned: Any) -> Self:
         student, config = prepare_policy(session), session.config
-        teacher = Teacher.prepared(config, session.strategy)
-        engine = StudentEngine(config, session.checkpoint, learned["rows"]) if config.rollout.on_policy_share else None
-        return cls(session, student, teacher=teacher, student_engine=engine, **learned)
+        path, offload = teacher_path(config), config.teacher.offload
+        teacher = prepare_frozen(config, session.strategy, path=path, offload=offload)
+        return cls(session, student, teacher=teacher, **learned)
 
     @property
     def divergence(self) -> Divergence:
@@ -271,37 +143,12 @@ class KDRun(SFTRun[KDConfig]):
         model = self.config.model
         return Divergence(name=model.kd_loss, beta=model.kd_beta, temperature=model.kd_temperature)
 
-    def _micro_batches(self, step: int) -> list[list[ModelSample]]:
-        share = self.config.rollout.on_policy_share
-        # The same on every rank, and in a resumed run.
-        self.on_policy = random.Random(f"{self.config.train.seed} {step}").random() < share
-        if not self.on_policy:
-            return super()._micro_batches(step)
-        assert self.student_engine is not None, "made if there is a share"
-        self.student_engine.renew(self.actor)
-        numbers = self._own_indices(step)
-        rows = [self.rows[number] for number in numbers]
-        return self._in_passes(self.student_engine.samples(rows, step=step, numbers=numbers))
-
-    def terms(self, batch: list[ModelSample]) -> Terms:
-        """Return the mixed loss; on the student's own responses only the distance, without their cross-entropy."""
-        if not self.on_policy:
-            return super().terms(batch)
-        found = self.token_losses(batch)
-        sums = {name: values.detach().sum() for name, values in found.parts.items()}
-        loss = self.config.model.kd_coef * found.parts[DISTANCE].sum()
-        return Terms(
-            loss=loss, aux_loss=found.aux_loss, sums={**sums, ON_POLICY: loss.new_tensor(self.counts(batch).tokens)}
-        )
-
     def token_losses(self, batch: list[ModelSample]) -> TokenTerms:
         """Return the loss of each loss token, and its two parts."""
-        log_probs, output = self.actor(
-            batch,
-            return_output=True,
-            ring_attn_group=self.strategy.ring_attn_group,
-            distillation=Distillation(teacher=self.teacher.tokens(batch), divergence=self.divergence),
-        )
+        group = self.strategy.ring_attn_group
+        teacher = self.teacher.teacher_tokens(batch, ring_attn_group=group)
+        distillation = Distillation(teacher=teacher, divergence=self.divergence)
+        log_probs, output = self.actor(batch, return_output=True, ring_attn_group=group, distillation=distillation)
         coef, distance = self.config.model.kd_coef, output.divergence
         return TokenTerms(
             loss=coef * distance - (1 - coef) * log_probs,

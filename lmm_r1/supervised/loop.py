@@ -7,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from typing_extensions import Self
 from lmm_r1 import cpu
 from lmm_r1.config import checkpoint_folder
 from lmm_r1.data.messages import Row
-from lmm_r1.data.training_rows import KeptRows, dataset_paths
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.lmm_kits import Checkpoint
@@ -34,8 +33,8 @@ from lmm_r1.supervised import (
     updates_per_epoch,
 )
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
-from lmm_r1.supervised.models import ConfigT, SupervisedSession
-from lmm_r1.train.start import blended_rows
+from lmm_r1.supervised.models import ConfigT
+from lmm_r1.train.start import Frame, blended_rows, evaluation_rows
 from lmm_r1.train.stopping import Progress, SaveSchedule
 from lmm_r1.train.update import Counts, Step, Terms, update
 
@@ -70,7 +69,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     def __init__(
         self,
-        session: SupervisedSession[ConfigT],
+        session: Frame[ConfigT],
         actor: Any,
         *,
         rows: Sequence[RowT],
@@ -106,29 +105,24 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def load(cls, config: ConfigT, path: str, *, split: str, check: RowCheck[Any], held_out: bool) -> KeptRows[Any]:
+    def load(cls, config: ConfigT, path: str, *, split: str, check: RowCheck[Any]) -> KeptRows[Any]:
         """Return the rows of a file; raises UserError if they cannot be trained or evaluated on.
 
         Args:
             check: raises UserError for a row that cannot be encoded.
-            held_out: the rows are for evaluation.
         """
 
     @classmethod
     def training_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
         """Return the rows of `--data.dataset`; raises UserError if they cannot be trained on, or are too few."""
         split = config.data.dataset_split
-        return blended_rows(config, lambda path: cls.load(config, path, split=split, check=check, held_out=False))
+        return blended_rows(config, lambda path: cls.load(config, path, split=split, check=check))
 
     @classmethod
     def evaluation_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
         """Return the rows of `--eval.dataset`; none without it."""
-        held_out = config.eval.dataset
-        lists = [
-            cls.load(config, path, split=config.eval.split, check=check, held_out=True)
-            for path in (dataset_paths(held_out, flag="--eval.dataset") if held_out else ())
-        ]
-        return KeptRows.blended((row for part in lists for row in part), lists)
+        split = config.eval.split
+        return evaluation_rows(config, lambda path: cls.load(config, path, split=split, check=check))
 
     @classmethod
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:
@@ -141,7 +135,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def of(cls, session: SupervisedSession[ConfigT], **learned: Any) -> Self:
+    def of(cls, session: Frame[ConfigT], **learned: Any) -> Self:
         """Return the run of a session, with its models loaded.
 
         Args:
@@ -192,11 +186,12 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
         Ctrl-C and SIGTERM end the run after the current update, which is saved.
         """
+        config = self.config
         self.actor.train()
         self.step = self.saved_step = start
         self._scaled = self._loss_scaling()
-        self.stops.progress = partial(self._progress, steps)
-        workers = self.config.data.dataloader_num_workers
+        self.stops.progress = lambda: Progress.of(config, step=self.step, total=steps, saved=self.saved_step)
+        workers = config.data.dataloader_num_workers
         if workers:
             indices = (index for step in range(start, steps) for index in self._own_indices(step))
             self.ahead = read_ahead(self.rows, self.encode, indices=indices, workers=workers)
@@ -262,18 +257,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         counts = torch.tensor(answers, dtype=torch.long, device=cpu.device())
         dist.all_reduce(counts)
         return [bool(count) for count in counts.tolist()]
-
-    def _progress(self, steps: int) -> Progress:
-        ckpt = self.config.ckpt
-        return Progress(
-            name=self.folder.name,
-            step=self.step,
-            total=steps,
-            saved=self.saved_step or None,
-            checkpoints=checkpoint_folder(self.config),
-            disabled=ckpt.disable_ds,
-            overwrite=ckpt.overwrite,
-        )
 
     def _own_indices(self, step: int) -> list[int]:
         train, share = self.config.train, self.strategy.ds_device_mesh["dp"]

@@ -1,16 +1,15 @@
-"""The models of a supervised run, and the session that its processes share."""
+"""The models of a supervised run."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from lmm_r1.config import DPOConfig, SupervisedConfig, model_path
 from lmm_r1.host.strategy import KitStrategy
-from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.loading import load_settings, trained_settings
@@ -18,55 +17,27 @@ from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import Trackers
-from lmm_r1.train.stopping import StopRequests
+from lmm_r1.train.start import Frame
+from lmm_r1.train.update import prepared
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SupervisedSession(Generic[ConfigT]):
-    """A run between its start and its end, as each process has it."""
-
-    config: ConfigT
-    checkpoint: Checkpoint
-    """The model that is trained."""
-    strategy: KitStrategy
-    folder: RunFolder
-    stops: StopRequests
-    trackers: Trackers
-    steps: int
-    """Updates of the whole run, which the schedule of the learning rate covers."""
-
-
-def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueModel) -> Any:
+def prepare_trained(session: Frame[Any], model: KitActor | KitValueModel) -> Any:
     """Return a loaded model with its optimizer under DeepSpeed, which wraps all of a value model.
 
     Raises UserError if it does not run on packed sequences.
     """
     config, strategy = session.config, session.strategy
-    if config.model.gradient_checkpointing_enable:
-        model.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})
-    optimizer = {
-        "optim": config.optim,
-        "muon": asdict(config.muon),
-        "adam": asdict(config.adam),
-        "lr_scheduler": config.lr_scheduler,
-        "lr_warmup_ratio": config.lr_warmup_ratio,
-        "min_lr_ratio": config.min_lr_ratio,
-        "max_norm": config.max_norm,
-        "scheduler_steps": session.steps,
-    }
-    prepared, _, _ = strategy.prepare((model, optimizer))
-    run = None if prepared is model else prepared
+    trained = prepared(strategy, model, config, checkpointing=config.model, steps=session.steps)
+    run = None if trained is model else trained
     check_packing(model, run=run, group=strategy.ring_attn_group, longest=config.data.max_len)
     if config.model.aux_loss_coef:
-        prepared.balance_experts()
-    return prepared
+        trained.balance_experts()
+    return trained
 
 
-def prepare_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
+def prepare_policy(session: Frame[Any], *, share_prefix: bool = False) -> KitActor:
     """Return the trained model under DeepSpeed."""
     settings = trained_settings(session.config, share_prefix=share_prefix)
     path, ds_config = model_path(session.config), session.strategy.get_ds_train_config()

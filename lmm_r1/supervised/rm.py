@@ -16,12 +16,13 @@ from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.loading import trained_settings
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.supervised import RowCheck, judged_rows, passes
+from lmm_r1.supervised import RowCheck, judged_rows
 from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, sides_for_model, sides_of
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained
+from lmm_r1.supervised.models import model_path, prepare_trained
 from lmm_r1.supervised.samples import SFTSample
+from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
 
 
@@ -69,14 +70,6 @@ class RewardEncoder(PairEncoder):
             rejected=_to_end(pair.rejected),
             margin=row.margin or 0.0,
             scores=(row.chosen_score or 0.0, row.rejected_score or 0.0),
-        )
-
-
-def _check_scores(row: PreferenceRow) -> None:
-    if row.chosen_score is None or row.rejected_score is None:
-        raise UserError(
-            f"{row.location}: --model.loss_type regression needs the scores of both responses, in the columns "
-            "chosen_score and rejected_score; add them, or take --model.loss_type sigmoid"
         )
 
 
@@ -141,31 +134,24 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
 
     @classmethod
     def load(
-        cls, config: RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
+        cls, config: RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
     ) -> KeptRows[PreferenceRow]:
         def check_row(row: PreferenceRow) -> PreferenceRow:
-            if config.model.loss_type == "regression":
-                _check_scores(row)
+            if config.model.loss_type == "regression" and None in (row.chosen_score, row.rejected_score):
+                raise UserError(
+                    f"{row.location}: --model.loss_type regression needs the scores of both responses, in the columns "
+                    "chosen_score and rejected_score; add them, or take --model.loss_type sigmoid"
+                )
             return check(row)
 
         return judged_rows(config, path, split=split, check=check_row)
-
-    @classmethod
-    def training_rows(cls, config: RMConfig, *, check: RowCheck[PreferenceRow] = passes) -> KeptRows[PreferenceRow]:
-        rows = super().training_rows(config, check=check)
-        if config.model.margin_loss_enable and not any(row.margin for row in rows):
-            raise UserError(
-                f"--model.margin_loss_enable: no row of --data.dataset {config.data.dataset} has a margin; "
-                "leave the flag out"
-            )
-        return rows
 
     @classmethod
     def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:
         return sides_of(rows)
 
     @classmethod
-    def of(cls, session: SupervisedSession[RMConfig], **learned: Any) -> Self:
+    def of(cls, session: Frame[RMConfig], **learned: Any) -> Self:
         """Return the run of a session, with the value head of the checkpoint if it has one."""
         config = session.config
         model = KitValueModel(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
-from lmm_r1.config import KDConfig, SupervisedConfig
+from lmm_r1.config import SupervisedConfig
 from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import UserError
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
@@ -17,7 +18,7 @@ from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.supervised import chat_template, first_fitting, updates_per_epoch
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import ConfigT, SupervisedSession
+from lmm_r1.supervised.models import ConfigT
 from lmm_r1.train.start import Plan, framed, is_first, model_flag, opened, say, sized
 
 
@@ -35,9 +36,7 @@ def train(
     """
     checkpoint = opened(config, chat_template=chat_template(config))
     encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
-    # Of a student, with room for its own response.
-    wanted = config.rollout.max_new_tokens if isinstance(config, KDConfig) and config.rollout.on_policy_share else 0
-    scaling = ImageFitting(checkpoint=checkpoint, max_len=config.data.max_len, least=0, wanted=wanted)
+    scaling = ImageFitting(checkpoint=checkpoint, max_len=config.data.max_len, least=0, wanted=0)
     fitting = scaling if config.data.overlong_images == "scale" else None
 
     def check(row: AnyRow) -> AnyRow:
@@ -51,21 +50,20 @@ def train(
     shown = run_class.conversations(rows)
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     filler = first_fitting(config, rows, encode).filler
-    _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
-    with (
-        framed(
-            config,
-            checkpoint,
-            kind=run_class.kind,
-            rows=rows,
-            held_out=held_out,
-            shown=shown,
-            plan=plan,
-            callbacks=callbacks,
-            processes=_joined,
-        ) as frame,
-        frame.trackers() as trackers,
-    ):
+    size, count = config.ds.ulysses_size, int(os.environ["WORLD_SIZE"])
+    if count % size:
+        raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")
+    with framed(
+        config,
+        checkpoint,
+        kind=run_class.kind,
+        rows=rows,
+        held_out=held_out,
+        shown=shown,
+        plan=plan,
+        callbacks=callbacks,
+        processes=_joined,
+    ) as frame:
         config, folder = frame.config, frame.folder
         # The folder must be ready for all ranks.
         dist.barrier()
@@ -73,16 +71,7 @@ def train(
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         say(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
-        session = SupervisedSession(
-            config=config,
-            checkpoint=checkpoint,
-            strategy=frame.processes,
-            folder=folder,
-            stops=frame.stops,
-            trackers=trackers,
-            steps=steps,
-        )
-        run = run_class.of(session, rows=rows, encode=encode, filler=filler)
+        run = run_class.of(replace(frame, steps=steps), rows=rows, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
         run.train(steps=steps)
@@ -103,9 +92,3 @@ def _joined(config: SupervisedConfig) -> Iterator[KitStrategy]:
         leave_group(failed=True)
         raise
     leave_group()
-
-
-def _check_processes(config: SupervisedConfig, *, count: int) -> None:
-    size = config.ds.ulysses_size
-    if count % size:
-        raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")

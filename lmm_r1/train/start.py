@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from rich.console import Console
 
@@ -33,7 +33,7 @@ from lmm_r1.config import (
 )
 from lmm_r1.config.resolve import settings_of_the_run
 from lmm_r1.data.messages import Row
-from lmm_r1.data.training_rows import AnyRow, KeptRows, blend, rows_digest
+from lmm_r1.data.training_rows import AnyRow, KeptRows, blend, dataset_paths, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.lmm_kits import Checkpoint
@@ -55,15 +55,8 @@ T = TypeVar("T")
 _SHOWN = 4
 
 
-class Plan(Protocol):
-    """Chooses the open settings of a run by memory and prints what it chose, the same in every process."""
-
-    def __call__(self, config: Config, *, console: Console, rows: Sequence[Row]) -> Config:
-        """Return the settings with nothing open; raises UserError for a run that cannot fit.
-
-        Args:
-            rows: the plan may use one with an image.
-        """
+Plan: TypeAlias = Callable[..., Any]
+"""Returns settings with what was open chosen by memory, the same in every process, and prints it; see `planning.choices.planned`."""
 
 
 def say(*lines: str | None) -> None:
@@ -125,6 +118,13 @@ def blended_rows(config: PPOConfig | SupervisedConfig, load: Callable[[str], Kep
     return KeptRows.blended(rows, lists)
 
 
+def evaluation_rows(config: PPOConfig | SupervisedConfig, load: Callable[[str], KeptRows[T]]) -> KeptRows[T]:
+    """Return the rows of `--eval.dataset`; none without it."""
+    paths = dataset_paths(config.eval.dataset, flag="--eval.dataset") if config.eval.dataset else ()
+    lists = [load(path) for path in paths]
+    return KeptRows.blended((row for part in lists for row in part), lists)
+
+
 def sized(config: Config, *, rows: int) -> Config:
     """Return the settings with the sizes that were left open, and print them; raises UserError for too few rows."""
     size: Any = sized_ppo
@@ -136,25 +136,21 @@ def sized(config: Config, *, rows: int) -> Config:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame(Generic[Config, T]):
+class Frame(Generic[Config]):
     """A run whose folder is open."""
 
     config: Config
     """With nothing open."""
+    checkpoint: Checkpoint
+    """The model that is trained."""
+    strategy: Any
+    """Of the ranks of a supervised run; RL has workers."""
     folder: RunFolder
-    processes: T
-    """What has joined the processes of the run."""
     stops: StopRequests
-    resumed: bool
-    """Whether there were checkpoints to resume from when the command started."""
-
-    def trackers(self) -> AbstractContextManager[Trackers]:
-        """Return the trackers of the process that logs, which continue their earlier runs if the run is resumed."""
-        if not is_first() or not self.config.logger.trackers:
-            return Trackers()
-        from lmm_r1.records.tracker_backends import open_trackers
-
-        return open_trackers(self.config, folder=self.folder.path, resumed=self.resumed)
+    trackers: Trackers
+    """Those of the process that logs; they continue their earlier runs if the run is resumed."""
+    steps: int = 0
+    """Updates of a supervised run, which the schedule of the learning rate covers."""
 
 
 @contextmanager
@@ -168,8 +164,8 @@ def framed(
     shown: Sequence[Row],
     plan: Plan | None,
     callbacks: Callbacks,
-    processes: Callable[[Config], AbstractContextManager[T]],
-) -> Iterator[Frame[Config, T]]:
+    processes: Callable[[Config], AbstractContextManager[Any]],
+) -> Iterator[Frame[Config]]:
     """Plan a run, open its folder for the block, and publish its model after it.
 
     Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError if it ends early.
@@ -177,7 +173,7 @@ def framed(
     Args:
         shown: conversations of the rows, for the plan.
         plan: None leaves nothing to memory.
-        processes: joins the processes of the run; the folder is changed only after that.
+        processes: joins the processes of the run and yields their strategy; the folder is changed only after that.
     """
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
     flag = "data.prompt_dataset" if isinstance(config, PPOConfig) else "data.dataset"
@@ -196,10 +192,25 @@ def framed(
         if first:
             resumed = open_run(config, fingerprint, folder=folder)
             folder.left_out([*rows.left_out, *held_out.left_out])
-        with folder.session() if first else nullcontext():
-            yield Frame(config=config, folder=folder, processes=joined, stops=stops, resumed=resumed)
+        with folder.session() if first else nullcontext(), _trackers(config, folder, resumed=resumed) as trackers:
+            yield Frame(
+                config=config,
+                checkpoint=checkpoint,
+                strategy=joined,
+                folder=folder,
+                stops=stops,
+                trackers=trackers,
+            )
     if first:
         publish(config, path)
+
+
+def _trackers(config: PPOConfig | SupervisedConfig, folder: RunFolder, *, resumed: bool) -> Trackers:
+    if not is_first() or not config.logger.trackers:
+        return Trackers()
+    from lmm_r1.records.tracker_backends import open_trackers
+
+    return open_trackers(config, folder=folder.path, resumed=resumed)
 
 
 def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:

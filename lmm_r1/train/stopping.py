@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lmm_r1.config import PPOConfig, SupervisedConfig, checkpoint_folder
 from lmm_r1.config.shared import CheckpointConfig
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import in_worker, sentence_of, write_atomically
@@ -145,6 +145,20 @@ class Progress:
     overwrite: bool
     """Whether repeating the same command would delete the checkpoints."""
 
+    @classmethod
+    def of(cls, config: PPOConfig | SupervisedConfig, *, step: int, total: int, saved: int) -> Progress:
+        """Return the progress of a run; `saved` is 0 if nothing is saved."""
+        ckpt = config.ckpt
+        return cls(
+            name=config.logger.stage_name,
+            step=step,
+            total=total,
+            saved=saved or None,
+            checkpoints=checkpoint_folder(config),
+            disabled=ckpt.disable_ds,
+            overwrite=ckpt.overwrite,
+        )
+
     def describe(self) -> str:
         """Return where the run stopped, what is saved and how to resume."""
         stopped = f"{self.name} stopped at step {self.step}/{self.total}"
@@ -193,20 +207,3 @@ def _kept(error: Exception, *, folder: Path) -> str:
         sys.stderr.write(text)
         return "the whole traceback is above"
     return f"the whole traceback is in {folder / ERROR_FILE}"
-
-
-# The shell waits for one line, or for the end of the process that it would come from.
-_WATCHER = ("sh", "-c", "read -r line || printf '%s\\n' \"$1\" >&2", "sh")
-
-
-@contextlib.contextmanager
-def last_words(sentence: str) -> Iterator[None]:
-    """Let another process write a sentence to stderr if this one ends within the block and cannot write it itself.
-
-    That is after SIGKILL, as by a system without memory, or if Ray's library ends the process because its raylet died.
-    """
-    watcher = subprocess.Popen([*_WATCHER, sentence], stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        yield
-    finally:
-        watcher.communicate(b"\n")

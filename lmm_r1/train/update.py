@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu
+from lmm_r1.config.shared import OptimizerConfig
 from lmm_r1.host.models import Actor
 from lmm_r1.host.strategy import KitStrategy
 
@@ -120,3 +121,25 @@ def mean_of_steps(steps: Iterable[Step]) -> dict[str, float]:
     weighted = [(max(step.tokens, 1), {"loss": step.loss, **step.means}) for step in steps]
     total = sum(weight for weight, _ in weighted)
     return {name: sum(weight * values[name] for weight, values in weighted) / total for name in weighted[0][1]}
+
+
+def prepared(strategy: KitStrategy, model: Any, settings: OptimizerConfig, *, checkpointing: Any, steps: int) -> Any:
+    """Return a model with its optimizer under DeepSpeed, which wraps all of a value model.
+
+    Args:
+        checkpointing: the settings that say whether activations are computed again.
+        steps: updates of the run, which the schedule of the learning rate covers.
+    """
+    if checkpointing.gradient_checkpointing_enable:
+        model.gradient_checkpointing_enable({"use_reentrant": checkpointing.gradient_checkpointing_reentrant})
+    optimizer = {
+        "optim": settings.optim,
+        "muon": vars(settings.muon),
+        "adam": vars(settings.adam),
+        "lr_scheduler": settings.lr_scheduler,
+        "lr_warmup_ratio": settings.lr_warmup_ratio,
+        "min_lr_ratio": settings.min_lr_ratio,
+        "max_norm": settings.max_norm,
+        "scheduler_steps": steps,
+    }
+    return strategy.prepare((model, optimizer))[0]

@@ -177,7 +177,7 @@ def test_rotary_frequencies_rounded_to_bf16_stop_the_run(run):
 def test_weights_that_did_not_reach_the_engine_stop_the_run(run):
     # A tenth of each weight's spread: of many updates, or of another checkpoint. A single one of 1e-6 is below rounding.
     disturb(run.actor, seed=0)
-    with pytest.raises(UserError, match="did the last ones reach the engine"):
+    with pytest.raises(UserError, match="Compare the weights of both sides"):
         run.check()
 
 
@@ -225,6 +225,6 @@ def test_an_image_that_does_not_arrive_stops_the_run_and_points_at_the_images(ru
         )
         for prompt in run.prompts
     ]
-    with pytest.raises(UserError, match="of image rows .* see different images") as error:
+    with pytest.raises(UserError, match="of image rows ") as error:
         run.check(media=blank)
     assert "of text rows" not in str(error.value)

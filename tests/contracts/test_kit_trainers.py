@@ -187,7 +187,7 @@ def loss_of(run: SupervisedRun, batches: Sequence[Any]) -> float:
 def companions(run: SupervisedRun, batches: Sequence[Any]) -> list[torch.Tensor]:
     """What the models that are not trained give for these micro-batches, or hold."""
     if isinstance(run, KDRun):
-        return list(weights_of(run.teacher.actor.model).values())
+        return list(weights_of(run.teacher.model).values())
     if isinstance(run, DPORun):
         return [run.reference.log_probs(batch.sides) for batch in batches]
     return []
@@ -199,7 +199,7 @@ def check_companions(run: SupervisedRun, method: str) -> None:
         assert run.reference.without_adapters == (method != "full")
         assert (run.reference.actor is run.actor) == (method != "full")
     if isinstance(run, KDRun):
-        assert bool(quantized_layers(run.teacher.actor.model)) == (method == "qlora")
+        assert bool(quantized_layers(run.teacher.model)) == (method == "qlora")
 
 
 def check_saved(run: SupervisedRun, batches: Sequence[Any], *, loss: float) -> None:

@@ -4,7 +4,6 @@ import io
 
 import pytest
 from rich.console import Console
-from safetensors.torch import load_file
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
@@ -13,7 +12,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import choices
 from lmm_r1.planning.choices import planned
-from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, estimate
+from lmm_r1.planning.estimates import GIB, Machine, estimate
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.supervised_plan import plan_supervised
@@ -82,12 +81,9 @@ def test_with_lora_the_plan_has_no_second_copy_of_the_weights_as_reference(rl_ru
         config = rl_run(ds__lora__rank=4, train__colocate_all=True, vllm__gpu_memory_utilization=0.5, **flags)
         return plan_ppo(config, Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB))
 
-    # A reference that takes the policy's weights is a model of its own.
-    base, second = (plan(algo__kl__init_coef=0.1, ref__refresh_steps=steps).devices[0] for steps in (0, 5))
+    base = plan(algo__kl__init_coef=0.1).devices[0]
     assert [model.role for model in base.models] == ["policy"]
-    weights = sum(4 * weight.numel() for weight in load_file(tiny_checkpoint("llm") / "model.safetensors").values())
-    before, after = ({phase.name: phase.size for phase in device.phases()} for device in (second, base))
-    assert before["generation"] - after["generation"] == weights + CONTEXT
+    after = {phase.name: phase.size for phase in base.phases()}
     assert after == {phase.name: phase.size for phase in plan().devices[0].phases()}
 
 

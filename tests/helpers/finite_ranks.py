@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -221,36 +220,10 @@ def averaged(stage: int, dtype: str, folder: Path) -> dict[str, bool]:
         "averaged": same(inside, rounded),
         "saved": same(loaded, rounded),
         "put back": same(whole_of(engine), weights) and same(masters_of(engine), masters),
-        **referred(strategy, engine, folder),
     }
     step(strategy, engine)
     outcome["goes on"] = not same(whole_of(engine), weights)
     return outcome
-
-
-def referred(strategy: Any, engine: Any, folder: Path) -> dict[str, bool]:
-    """Give a reference, which begins with other weights, those of the policy."""
-    import deepspeed
-
-    from lmm_r1.rl.resume import reference_file
-    from lmm_r1.rl.workers import KitPolicyActor, KitReferenceActor
-
-    torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
-    reference, *_ = deepspeed.initialize(model=model, config=strategy.get_ds_eval_config())
-    before, policy = whole_of(reference), whole_of(engine)
-    file = reference_file(folder, 3)
-    policy_worker, worker = object.__new__(KitPolicyActor), object.__new__(KitReferenceActor)
-    policy_worker.model = engine
-    policy_worker.write_reference(str(file))
-    forgotten: list[bool] = []
-    worker.model = SimpleNamespace(model=reference, forget_features=lambda: forgotten.append(True))
-    worker.load_reference(str(file))
-    assert forgotten == [True], "what an earlier reference made of images is not the new one's"
-    given = torch.arange(8.0)[None].to(policy[0].dtype)
-    same_output = torch.equal(reference(given), engine(given))
-    dist.barrier()
-    return {"referred": not same(before, policy) and same(whole_of(reference), policy) and same_output}
 
 
 if __name__ == "__main__":

@@ -4,19 +4,14 @@ The cases run in the processes of `dpo_steps`."""
 
 from __future__ import annotations
 
-import itertools
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from helpers.dpo_steps import ADAM, KIT, STEPS, Case, Updates, flags_of, rows, updates_made
 from helpers.passes import logits_of
-from helpers.sessions import begun, run_of, updated
+from helpers.sessions import begun, run_of
 from helpers.tiny_models import CORPUS, make_actor
 
-from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
@@ -92,66 +87,3 @@ def ranks_updates(case: Case) -> Updates:
     given = {"teacher.model_name_or_path": str(case.teacher), **FLAGS, **flags_of(case)}
     config = resolve(dotted.replace(KDConfig(), given))
     return updates_made(run_of(KDRun, begun(config, steps=STEPS), conversations()))
-
-
-def main(folder: Path, stage: int) -> None:
-    torch.set_num_threads(1)
-    cpu.prepare_process()
-    from lmm_r1 import dotted
-    from lmm_r1.config import KDConfig, resolve
-    from lmm_r1.supervised.kd import KDRun, check_sampled
-
-    flags = {
-        "model.model_name_or_path": str(folder / "student"),
-        "model.kd_coef": 1.0,
-        "teacher.model_name_or_path": str(folder / "teacher"),
-        "data.dataset": "rows.jsonl",
-        "data.max_len": 256,
-        "train.batch_size": 4,
-        "train.micro_batch_size": 2,
-        "rollout.on_policy_share": 1.0,
-        "rollout.temperature": 0.0,
-        "rollout.max_new_tokens": 8,
-        "ds.param_dtype": "fp32",
-        "ds.zero_stage": stage,
-        "adam.lr": 0.01,
-        "lr_scheduler": "constant",
-        "lr_warmup_ratio": 0.0,
-    }
-    config = resolve(dotted.replace(KDConfig(), flags))
-    session = begun(config, steps=2)
-    checkpoint = session.checkpoint
-    assert checkpoint.kit.model_type == KIT
-    check_sampled(config, checkpoint)
-    rows = [replace(row, location=f"row {number}") for number, row in enumerate(conversations())]
-    run = run_of(KDRun, session, rows)
-    banned = torch.tensor(checkpoint.banned_token_ids)
-    seen = []
-    for step in range(3):
-        batches = run._micro_batches(step)
-        assert run.on_policy
-        run.actor.eval()
-        chosen = []
-        for sample in itertools.chain.from_iterable(batches):
-            with torch.no_grad():
-                # On every rank with images, as ZeRO-3 asks for it.
-                inputs = run.actor._inputs.padded([sample])
-                output = run.actor.model(**inputs, use_cache=False)
-            logits = output["logits"][0, : len(sample.token_ids) - 1].clone()
-            logits[..., banned] = -100.0
-            assert sample.loss_mask.any()
-            chosen.append(sample.token_ids[1:][sample.loss_mask].tolist())
-            assert logits.argmax(-1)[sample.loss_mask].tolist() == chosen[-1], f"step {step}"
-        seen.append(chosen)
-        run.actor.train()
-        assert updated(run, batches).means["on_policy"] == 1.0
-    # Other weights at each step, which would have chosen other tokens.
-    assert seen[0] != seen[1] != seen[2]
-    samples = run.student_engine.samples(rows[:1], step=0, numbers=[0])
-    assert samples[0] is not None
-    assert len(samples) == 1
-    dist.barrier()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -15,8 +15,8 @@ from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.supervised.models import SupervisedSession
 from lmm_r1.supervised.samples import SFTSample
+from lmm_r1.train.start import Frame
 from lmm_r1.train.stopping import StopRequests
 from lmm_r1.train.update import Step, update
 
@@ -36,13 +36,13 @@ def session_of(
     checkpoint: Checkpoint | None = None,
     folder: RunFolder | None = None,
     steps: int = 1,
-) -> SupervisedSession:
+) -> Frame:
     """Return the session of a strategy, without a folder unless one is given.
 
     Args:
         kit: of a checkpoint that has no files, and no processor.
     """
-    return SupervisedSession(
+    return Frame(
         config=config,
         checkpoint=checkpoint or checkpoint_of(kit),
         strategy=strategy,
@@ -63,7 +63,7 @@ def checkpoint_of(kit: Any) -> Checkpoint:
 
 def begun(
     config: SupervisedConfig, *, checkpoint: Checkpoint | None = None, folder: RunFolder | None = None, steps: int
-) -> SupervisedSession:
+) -> Frame:
     """Return the session of a run under DeepSpeed, in the processes that this one is of."""
     from lmm_r1.host.strategy import make_strategy
 
@@ -73,7 +73,7 @@ def begun(
     return session_of(config, strategy, checkpoint=checkpoint, folder=folder, steps=steps)
 
 
-def run_of(run_class: Any, session: SupervisedSession, rows: Any) -> Any:
+def run_of(run_class: Any, session: Frame, rows: Any) -> Any:
     """Return the run of a session on rows, of which the first fits."""
     checkpoint = session.checkpoint
     encode = run_class.encoder.of(session.config, kit=checkpoint.kit, processor=checkpoint.processor)

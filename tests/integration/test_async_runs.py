@@ -88,7 +88,7 @@ def test_a_run_made_asynchronously_learns_from_every_prompt_once_though_it_is_ki
     assert 1 <= resumed < STEPS
 
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    check_listed(run, "Every RL run", "Critic", "Asynchronous and over-sampled rollouts")
+    check_listed(run, "Every RL run", "Critic", "Asynchronous rollouts")
     metrics = [line for line in lines if "reward" in line]
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     assert all("critic_loss" in line and "values" in line for line in metrics)

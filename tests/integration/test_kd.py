@@ -11,7 +11,6 @@ from helpers.commands import flags, write_pictures
 from helpers.commands_here import start_anew
 from helpers.kd_steps import build_teacher
 from helpers.killed_runs import KillableCommand, lines_in, python
-from helpers.launched_ranks import launch
 from helpers.run_folders import check_listed
 
 from lmm_r1.cli import train_kd
@@ -87,11 +86,3 @@ def test_eight_rows_with_images_are_learned_of_a_teacher_and_a_killed_run_goes_o
     assert "kd resumed at step 20/60" in ended.output
     curve = {line["step"]: line["loss"] for line in lines_of(run)}
     assert curve == pytest.approx({step: line["loss"] for step, line in trained.items()}, rel=1e-4, abs=1e-6)
-
-
-def test_two_ranks_sample_from_the_student_as_it_is_after_each_update(
-    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
-):
-    build_teacher(get_kit(KIT), tmp_path / "teacher")
-    (tmp_path / "student").symlink_to(tiny_checkpoint(KIT))
-    launch("helpers.kd_steps", str(tmp_path), "3", count=2, folder=tmp_path / "logs").wait(seconds=240)

@@ -82,7 +82,7 @@ def test_a_finished_stage_and_too_few_rows_are_told_in_the_words_of_the_call(run
     with pytest.raises(lmm_r1.UserError, match="^ckpt.output_dir .*first: this stage is finished"):
         lmm_r1.train_sft(settings, rows=[{**ANSWERED, "answer": "5"}])
     assert sorted(path.name for path in runs[0].folder.iterdir()) == before
-    few = r"^rows .*/few/rows-\w+.jsonl gives 1 rows, fewer than train.batch_size 2; lower it or add rows$"
+    few = r"^data.dataset .*/few/rows-\w+.jsonl gives 1 rows, fewer than train.batch_size 2; lower it or add rows$"
     with pytest.raises(lmm_r1.UserError, match=few):
         lmm_r1.train_sft(settings, {"ckpt.output_dir": tmp_path / "few"}, rows=[ANSWERED])
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -18,7 +19,7 @@ from lmm_r1.generation import ray_engines as engines
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl import run
-from lmm_r1.rl.model_groups import send_weights
+from lmm_r1.rl.model_groups import Models, send_weights
 from lmm_r1.rl.rollouts import KitSamplesGenerator
 
 GPUS = 2
@@ -42,17 +43,18 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def started(config: PPOConfig, *, then: Callable[..., None] = lambda workers: None) -> list[str]:
+def started(config: PPOConfig, *, then: Callable[..., None] = lambda engines, models: None) -> list[str]:
     """Start the workers of a run, load their models, do something with them, and return what they wrote down."""
     events = Events.options(name="events").remote()
-    workers = run._start_workers(config, max_images=0, max_videos=0)
+    engines, models = run._start_workers(config, max_images=0, max_videos=0)
+    handles = [*engines, *(handle for group in models.all for handle in group._actor_handlers)]
     try:
-        run._load_models(config, workers, num_rows=1)
-        ray.get([handle.__ray_ready__.remote() for handle in workers.handles])
-        then(workers)
+        run._load_models(config, models, engines, num_rows=1)
+        ray.get([handle.__ray_ready__.remote() for handle in handles])
+        then(engines, models)
         noted: list[str] = ray.get(events.all.remote())
     finally:
-        for handle in (*workers.handles, events):
+        for handle in (*handles, events):
             ray.kill(handle)
     return noted
 
@@ -88,12 +90,12 @@ def configured(tiny_checkpoint, monkeypatch, cluster) -> Callable[..., PPOConfig
 def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_loads_and_wake_when_they_are_needed(configured, sleep):
     config = configured(has_cuda=True, sleep=sleep)
 
-    def two_steps(workers: run._Workers) -> None:
-        generator = KitSamplesGenerator(config, workers.engines, SETTINGS)
+    def two_steps(engines: list[Any], models: Models) -> None:
+        generator = KitSamplesGenerator(config, engines, SETTINGS)
         question = row(message("user", "1+1?"))
         for _ in range(2):
             generator.rollout(PromptStream([question] * GPUS, seed=0, episodes=1), count=GPUS)
-            send_weights(workers.models.policy, workers.engines, config)
+            send_weights(models.policy, engines, config)
 
     events = started(config, then=two_steps)
     # Policy, reference and critic on each GPU: their processes start in any order among the engines'.

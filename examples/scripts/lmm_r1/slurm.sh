@@ -6,7 +6,7 @@
 #SBATCH --exclusive
 #SBATCH --signal=B:TERM@900
 # One RL stage on all GPUs of a SLURM job: Ray on every node, then a stage script on the first. From the top of the project:
-#   STAGE=train_fre_text.sh sbatch --nodes 4 --time 12:00:00 examples/scripts/lmm_r1/slurm.sh --ckpt.max_restarts 2
+#   STAGE=train_fre_text.sh sbatch --nodes 4 --time 12:00:00 examples/scripts/lmm_r1/slurm.sh
 #   DRY_RUN=1 bash examples/scripts/lmm_r1/slurm.sh
 # Flags go to the stage, variables too (MODEL, DATA, OUTPUT, CONFIG, PYTHON). Fifteen minutes before the time is up the run
 # gets SIGTERM, saves its step and ends; the same job, submitted again, goes on from there.

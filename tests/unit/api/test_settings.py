@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.api.settings import in_arguments, own_process, read_config, row_file
+from lmm_r1.api.settings import own_process, read_config, row_file, without_flags
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
@@ -72,7 +72,7 @@ def test_environment_and_garbage_collector_are_put_back_where_a_call_fails_too()
         gc.set_threshold(50_000, 20, 100)
         raise UserError("no")
 
-    with pytest.raises(UserError), own_process({}):
+    with pytest.raises(UserError), own_process():
         failing()
     assert (dict(os.environ), gc.get_threshold()) == (before, thresholds)
 
@@ -84,7 +84,7 @@ def test_where_an_event_loop_runs_as_in_a_notebook_a_call_may_run_its_own_and_th
 
     async def cell() -> list[object]:
         here = asyncio.get_running_loop(), asyncio.current_task()
-        with own_process({}):
+        with own_process():
             done = asyncio.run(work())
         await asyncio.sleep(0)
         return [done, here == (asyncio.get_running_loop(), asyncio.current_task())]
@@ -96,14 +96,12 @@ def test_where_an_event_loop_runs_as_in_a_notebook_a_call_may_run_its_own_and_th
     ("sentence", "told"),
     [
         ("--train.batch_size 3 must be a multiple of --n", "train.batch_size 3 must be a multiple of n"),
-        ("--data.prompt_dataset a.jsonl gives 2 prompts", "rows a.jsonl gives 2 prompts"),
-        ("--data.prompt_dataset_split x", "data.prompt_dataset_split x"),
-        ("--reward.remote_url python:right: it\nhangs", "reward right: it hangs"),
+        ("--reward.remote_url python:right: it\nhangs", "reward.remote_url right: it hangs"),
         ("saved in -- x; the same command goes on", "saved in -- x; the same call goes on"),
     ],
 )
-def test_a_sentence_about_flags_becomes_one_about_settings_and_arguments(sentence, told):
-    assert in_arguments(sentence, {"data.prompt_dataset": "rows", "reward.remote_url": "reward"}) == told
+def test_a_sentence_about_flags_becomes_one_about_settings(sentence, told):
+    assert without_flags(sentence) == told
 
 
 QUESTION = {"role": "user", "content": "1 + 1?"}

@@ -182,8 +182,6 @@ def test_samples_of_older_weights_are_corrected_for_unless_the_user_says_how(cap
     assert dotted.get(resolve(ppo()), level) == "off"
     assert dotted.get(resolve(ppo(train__async_enable=True)), level) == "token"
     assert "--algo.advantage.is_correction_level is token: with --train.async_enable" in caplog.text
-    assert dotted.get(resolve(ppo(rollout__oversample=1.25)), level) == "token"
-    assert "--algo.advantage.is_correction_level is token: with --rollout.oversample" in caplog.text
     assert dotted.get(resolve(dotted.replace(ppo(train__async_enable=True), {level: "seq"})), level) == "seq"
 
 

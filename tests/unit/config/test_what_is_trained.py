@@ -71,8 +71,6 @@ def test_a_number_that_an_earlier_version_wrote_without_effect_makes_no_other_ru
     [
         ({}, False, True),
         ({"ds__lora__rank": 8}, True, False),
-        # The base under the adapter cannot take the policy's weights.
-        ({"ds__lora__rank": 8, "ref__refresh_steps": 5}, False, True),
         ({"ds__lora__rank": 8, "algo__kl__init_coef": 0.0}, False, False),
     ],
 )
@@ -84,6 +82,6 @@ def test_with_lora_the_reference_is_the_policy_without_its_adapters(changes, bas
 
 def test_flags_of_a_second_model_are_reported_without_one(caplog):
     rl(ds__lora__rank=8, ds__zero_stage=3, ref__offload=True, ref__num_gpus_per_node=2, train__colocate_actor_ref=True)
-    reason = " has no effect unless --ds.lora.rank is 0 or --ref.refresh_steps is above 0"
+    reason = " has no effect unless --ds.lora.rank is 0"
     told = [message.removesuffix(reason) for message in caplog.messages if message.endswith(reason)]
     assert told == ["--train.colocate_actor_ref", "--ref.num_gpus_per_node 2", "--ref.offload"]

@@ -22,7 +22,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
+from lmm_r1.rl.batching import PassLimits, forward_passes, tree_tokens
 from lmm_r1.rl.samples import TrainingSample
 
 FOUR = replace(scripted_engines.SETTINGS.sampling, n_samples=4)
@@ -191,10 +191,13 @@ def test_training_knows_what_branches_have_in_common(monkeypatch):
     monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
     settings = replace(SETTINGS, branches=2)
     samples, _ = play(Counting(turns=3, picture=True), branch_turn=2, settings=settings)
-    sizes = sample_sizes([TrainingSample.of(sample, max_len=200) for sample in samples])
+    trained = [TrainingSample.of(sample, max_len=200, place=place) for place, sample in enumerate(samples)]
     # Two turns with what was shown behind each: the pictures of two trunks are not the same.
     in_common = [sum(len(segment.token_ids) for segment in sample.segments[1:5]) for sample in samples]
-    assert [sum(part.tokens for part in size.shared) for size in sizes] == in_common
-    assert [size.own for size in sizes] == [2] * 4
-    (passes,) = plan_forward(sizes, ranks=1, limits=PassLimits(samples=None, tokens=40, share_prefix=True))
-    assert sorted("".join(sorted(generated(samples[index])[0] for index in batch)) for batch in passes) == ["AA", "BB"]
+    prompt, (trunk, _, other, _) = trained[0].prompt_tokens, sorted(in_common)
+    assert tree_tokens(trained) == prompt + trunk + other + 4 * 2
+    (passes,) = forward_passes(trained, ranks=1, limits=PassLimits(samples=None, tokens=40, share_prefix=True))
+    assert sorted("".join(sorted(generated(samples[one.place])[0] for one in batch)) for batch in passes) == [
+        "AA",
+        "BB",
+    ]

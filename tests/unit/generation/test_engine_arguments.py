@@ -100,7 +100,7 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"rollout.oversample": 1.5}, {"train.async_enable": True}], ids=["in turn", "held over", "async"]
+    "settings", [{}, {"train.async_enable": True}], ids=["in turn", "async"]
 )
 def test_engines_of_several_workers_send_them_all_pictures_too(settings, checkpoint, monkeypatch):
     told = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.tensor_parallel_size": 2, **settings})

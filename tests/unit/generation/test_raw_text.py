@@ -17,7 +17,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.request import sampling_params
 from lmm_r1.generation.turns import as_asked
-from lmm_r1.rl.rollouts import with_all_logs
+from lmm_r1.rl.rollouts import with_all_parts
 
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
@@ -148,10 +148,10 @@ def test_what_some_episodes_log_is_a_part_of_all_of_a_step_and_their_score_is_th
         Raw(raw("!", logs={"seen": 1.0}), Answered(rewards={"step": 2.0}, logs={"seen": 3.0}, score=0.5)), "5", "5"
     )
     second, _ = play(Raw(Answered(rewards={"step": 1.0})), "5")
-    groups = with_all_logs([first, second])
+    groups = with_all_parts([first, second])
     assert [sample.scored.parts["agent/seen"] for group in groups for sample in group] == [3.0, 0.0]
     assert [(sample.scored.reward, sample.scored.score) for (sample,) in groups] == [(2.0, 0.5), (1.0, 1.0)]
-    assert with_all_logs([second]) == [second]
+    assert with_all_parts([second]) == [second]
 
 
 def test_an_environment_that_takes_too_long_to_show_a_row_stops_the_run_by_its_place():

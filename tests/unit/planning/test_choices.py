@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, unplanned
+from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.planning import choices
 from lmm_r1.planning.choices import choices_line, chosen, filled, refuse_excess
@@ -176,36 +176,3 @@ def test_models_and_engines_share_their_gpus_where_groups_of_their_own_are_too_s
     apart = dotted.replace(config, {"train.colocate_all": False})
     found, plan = chosen(apart, replan=replan, share_gpus=share)
     assert (len(asked), found.train.colocate_all, plan.shortage > 0) == (1, False, True)
-
-
-@pytest.mark.parametrize(
-    ("flags", "change", "taken"),
-    [
-        ({}, {"engine_share": 0.225}, True),
-        # More than a tenth of the engine's.
-        ({}, {"engine_share": 0.22}, False),
-        ({}, {"fitting_tokens": 256}, False),
-        ({}, {"host": [Phase(name="all", size=65 * GIB)]}, False),
-        ({"algo.kl.init_coef": 0.0}, {}, False),
-        ({"ref.during_generation": False}, {}, False),
-        ({"ref.during_generation": True}, {"engine_share": 0.2}, True),
-    ],
-)
-def test_the_reference_runs_during_generation_where_that_takes_little(flags, change, taken):
-    def replan(config: PPOConfig) -> Plan:
-        plan = replanned(config, gpu=141)
-        return replace(plan, **change) if config.ref.during_generation else plan
-
-    placed = {"train.colocate_all": True, "actor.num_nodes": 1, "actor.num_gpus_per_node": 1}
-    settings = placed | {"rollout.n_samples_per_prompt": 8} | flags
-    found, plan = chosen(dotted.replace(PPOConfig(), settings), replan=replan, share_gpus=lambda config: {})
-    assert filled(found, plan).ref.during_generation is taken
-    assert plan.engine_share == (change["engine_share"] if taken else 0.25)
-
-
-def test_without_a_plan_the_reference_runs_during_generation_on_gpus_of_its_own():
-    together = dotted.replace(PPOConfig(), {"train.colocate_all": True})
-    assert [unplanned(config).ref.during_generation for config in (PPOConfig(), together)] == [True, False]
-    none = dotted.replace(PPOConfig(), {"algo.kl.init_coef": 0.0})
-    asynchronous = dotted.replace(PPOConfig(), {"train.async_enable": True, "train.colocate_actor_ref": True})
-    assert [unplanned(config).ref.during_generation for config in (none, asynchronous)] == [False, False]

@@ -77,18 +77,6 @@ def test_an_engine_that_generates_all_the_time_holds_its_share_while_models_work
     assert [phase.name for phase in alone.phases()] == ["generation"]
 
 
-def test_passes_of_the_reference_during_generation_take_their_memory_from_the_engine():
-    ahead = replace(SHARED, ahead_tokens=4096)
-    assert ahead.ahead == REFERENCE.busy(4096) - REFERENCE.idle == 5 * GIB
-    before, after = ({phase.name: phase.size for phase in device.phases()} for device in (SHARED, ahead))
-    assert after.pop("generation") == before.pop("generation") + 5 * GIB
-    assert after == before
-    # 3 of the reference, 19 of the policy; the 1 of new weights comes at another time.
-    assert ahead.beside_engine(usable=60 * GIB, sleeps=True, tokens=0) == (60 - 3 - 19 - 5) * GIB
-    apart = replace(SHARED, models=[POLICY], ahead_tokens=4096)
-    assert apart.ahead == 0
-
-
 def test_tokens_that_fit_are_what_is_left_beside_the_others():
     # 60 are usable: 3 of the reference model, 2 of the engine, 1 + 18 + 1 of the policy leave 35, a GiB of it the pass's own.
     assert SHARED.room(POLICY, usable=60 * GIB) == 35 * GIB

@@ -7,7 +7,7 @@ from helpers.tables import table
 
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.records.rollouts import SampledResponse
+from lmm_r1.records.rollouts import SampledResponse, append_rollout
 from lmm_r1.records.run_folder import RunFolder, read_run
 
 
@@ -120,7 +120,8 @@ def test_what_training_writes_is_what_the_report_reads(tmp_path):
     write_image(tmp_path / "card.png", number=7)
     with_image = Message(role="user", parts=(ImagePart(str(tmp_path / "card.png")), TextPart("Which?")))
     record = {key: value for key, value in rollout(step=1, group=3).items() if key != "messages"}
-    folder.rollout(
+    append_rollout(
+        tmp_path,
         SampledResponse(**record, weight_version=2, weights=((2, 3), (3, 2)), held_out=True),
         messages=(with_image,),
         location="row 1",

@@ -7,7 +7,7 @@ from helpers.conversations import message, picture
 from PIL import Image
 
 from lmm_r1.errors import UserError
-from lmm_r1.records.rollouts import SampledResponse
+from lmm_r1.records.rollouts import SampledResponse, append_rollout
 from lmm_r1.records.run_folder import RunFolder
 
 RESPONSE = SampledResponse(
@@ -47,8 +47,8 @@ def test_metrics_are_one_line_a_step_and_hold_numbers_only(tmp_path):
 def test_a_rollout_is_kept_with_its_prompt_and_each_image_once(tmp_path):
     folder = opened(tmp_path)
     turns = (message("system", "Think."), message("user", picture(8, 6), "And", picture(8, 6), picture(6, 8)))
-    folder.rollout(RESPONSE, messages=turns, location="rows.jsonl, line 1")
-    folder.rollout(replace(RESPONSE, step=2), messages=turns, location="rows.jsonl, line 1")
+    append_rollout(folder.path, RESPONSE, messages=turns, location="rows.jsonl, line 1")
+    append_rollout(folder.path, replace(RESPONSE, step=2), messages=turns, location="rows.jsonl, line 1")
     first, second = lines(tmp_path / "rollouts.jsonl")
     system, user = first.pop("messages")
     assert first == RECORD
@@ -89,7 +89,7 @@ def test_a_resumed_stage_cuts_a_torn_line_and_counts_its_seconds_on(tmp_path):
     folder = opened(tmp_path)
     assert (tmp_path / "rollouts.jsonl").read_text() == '{"step": 1}\n'
     folder.metrics(3, {"reward": 1.0})
-    folder.rollout(RESPONSE, messages=(message("user", "hi"),), location="rows.jsonl, line 1")
+    append_rollout(folder.path, RESPONSE, messages=(message("user", "hi"),), location="rows.jsonl, line 1")
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     assert lines(tmp_path / "metrics.jsonl")[-1]["seconds"] == pytest.approx(90.5, abs=5)
     assert len(lines(tmp_path / "rollouts.jsonl")) == 2
@@ -143,7 +143,9 @@ def test_half_an_image_is_never_left_under_its_name(tmp_path):
     folder = opened(tmp_path)
     (tmp_path / "images").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
-        folder.rollout(RESPONSE, messages=(message("user", picture(4, 4)),), location="rows.jsonl, line 1")
+        append_rollout(
+            folder.path, RESPONSE, messages=(message("user", picture(4, 4)),), location="rows.jsonl, line 1"
+        )
     assert not (tmp_path / "rollouts.jsonl").exists()
 
 

@@ -1,6 +1,5 @@
 """Advantages of every estimator: hand-computed, none where rewards are equal, and OpenRLHF's on all others."""
 
-import itertools
 import math
 import typing
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ from lmm_r1.rl.advantages import (
     ESTIMATORS,
     Estimate,
     RewardedRollout,
-    best_of_k_advantages,
     discounted_returns,
     generalized_advantages,
     group_deviations,
@@ -78,12 +76,6 @@ BY_HAND = {
     "remax": ByHand(
         pair=[-0.4, 0.4], three=[-2 / 9, -2 / 9, 4 / 9], uncounted=[0.5, -0.5, 0.0], by_group=False, doubles=True
     ),
-    # For single responses, the deviation is that of n: 0.4; 2 sqrt(2) / 9; sqrt(0.5 / 3).
-    "grpo_passk": ByHand(
-        pair=[-1.0, 1.0],
-        three=[-HALF_ROOT, -HALF_ROOT, 2 * HALF_ROOT],
-        uncounted=[0.5 / math.sqrt(0.5 / 3), -0.5 / math.sqrt(0.5 / 3), 0.0],
-    ),
 }
 COMPARING = [name for name, case in BY_HAND.items() if case.uncounted is not None]
 
@@ -105,7 +97,6 @@ def estimate(rewards: torch.Tensor, *, estimator: str, **settings: object) -> Es
         "gamma": 1.0,
         "lambd": 1.0,
         "divide": True,
-        "pass_k": 1,
     }
     plain["greedy"] = rewards.double().mean(dim=-1, keepdim=True)
     rollout = RewardedRollout(rewards=rewards.double(), **{**plain, **settings})
@@ -166,29 +157,6 @@ def test_remax_compares_with_the_greedy_response_of_the_same_prompt():
     # 0.1 + 0.7 + 0.1 in single precision is not 0.9, and no better.
     summed = (torch.tensor(0.1) + torch.tensor(0.7) + torch.tensor(0.1)).view(1, 1)
     assert shaped_rewards(single(0.9), estimator="remax", greedy=summed).tolist() == [[0.0]]
-
-
-def test_the_best_of_k_counts_as_in_the_papers_formulas():
-    # Of 8 responses 3 are right: of C(8, 4) = 70 sets of 4, C(5, 4) = 5 have none; of 35 with a wrong one, C(4, 3) = 4.
-    mean = 1 - 5 / 70
-    deviation = math.sqrt(mean * (1 - mean))
-    right, wrong = (1 - mean) / deviation, (1 - mean - 4 / 35) / deviation
-    rewards = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0])
-    (found,) = shaped_rewards(rewards[None], estimator="grpo_passk", pass_k=4).tolist()
-    assert found == pytest.approx([wrong, right, wrong, wrong, right, wrong, wrong, right], abs=1e-7)
-    # With so many right ones that every set has one, nothing is left to learn; nor is there with one set alone.
-    assert not best_of_k_advantages(torch.tensor([0.0, 1.0, 1.0, 1.0]).double(), k=2).any()
-    assert not best_of_k_advantages(torch.tensor([0.0, 1.0, 0.5]).double(), k=3).any()
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_the_best_of_k_is_the_mean_over_all_sets(k):
-    rewards = torch.tensor([0.3, 1.0, -2.0, 0.3, 0.7]).double()
-    sets = list(itertools.combinations(range(5), k))
-    best = torch.stack([rewards[list(members)].max() for members in sets])
-    own = torch.stack([best[[place in members for members in sets]].mean() for place in range(5)])
-    expected = (own - best.mean()) / best.std(correction=0)
-    torch.testing.assert_close(best_of_k_advantages(rewards, k=k), expected, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("estimator", NAMES)
@@ -292,7 +260,6 @@ def config(estimator: str, **changes: object) -> PPOConfig:
         "rollout.n_samples_per_prompt": 3,
         "train.batch_size": 12,
         "algo.advantage.estimator": estimator,
-        **({"algo.advantage.pass_k": 2} if estimator == "grpo_passk" else {}),
     }
     return resolve(dotted.replace(PPOConfig(), settings | {k.replace("__", "."): v for k, v in changes.items()}))
 

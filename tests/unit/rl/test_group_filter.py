@@ -115,7 +115,7 @@ def test_an_error_of_the_function_names_its_file_and_line_and_the_row(function):
     with pytest.raises(UserError, match="keep_all names no file; give it as FILE.py or FILE.py:experience_filter"):
         ExperienceFilter("keep_all")
     rule = GroupFilter(function=function("def experience_filter(samples):\n    return samples[0]['gone']\n"))
-    with pytest.raises(UserError, match=r"mine.py, line 2: it raised KeyError: 'gone', for .* line 4$"):
+    with pytest.raises(UserError, match=r"mine.py: it raised KeyError: 'gone', at .*mine.py, line 2, for .* line 4$"):
         rule.judged(group(1.0, 0.0))
     for reply in ("[True]", "None", "[1, 0]", "'yes'"):
         rule = GroupFilter(function=function(f"def experience_filter(samples): return {reply}\n"))

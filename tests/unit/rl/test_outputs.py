@@ -14,7 +14,7 @@ from helpers.tables import table
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import PlacedRef
-from lmm_r1.rl.batching import Pass, sample_sizes
+from lmm_r1.rl.batching import Pass, tree_tokens
 from lmm_r1.rl.outputs import add_advantages, is_on_policy
 from lmm_r1.rl.samples import TrainingSample
 
@@ -97,30 +97,17 @@ def rollout() -> list[TrainingSample]:
     ]
 
 
-def test_a_group_has_its_prompt_in_common():
-    sizes = sample_sizes([*rollout(), sample([1, 2], [4])])
-    assert [(size.prompt, size.response) for size in sizes] == [
-        *[(2, 9), (2, 1), (4, 2), (4, 4), (4, 6), (4, 3), (1, 1), (1, 1), (2, 1)]
-    ]
-    names = [size.group for size in sizes]
-    # The sample behind the four groups has the first one's prompt, but is of another group.
-    assert [names.index(name) for name in names] == [0, 0, 2, 2, 4, 4, 6, 6, 8]
-
-
-def test_what_samples_of_a_group_go_on_alike_with_is_known(monkeypatch):
+def test_what_samples_of_a_group_share_is_computed_once(monkeypatch):
     monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
     samples = [sample([1, 2], response, group=0) for response in ([4, 5, 6], [4, 5, 7], [8])]
-    samples.append(sample([3], [4, 5, 6], group=1))
-    assert [size.shared for size in sample_sizes(samples)] == [((1, 2),), ((1, 2),), (), ()]
-    # What all of them go on with belongs to the first node, with the prompt.
-    assert [size.shared for size in sample_sizes(samples[:2])] == [((0, 2),)] * 2
+    assert tree_tokens(samples) == 2 + 2 + 1 + 1 + 1
+    assert tree_tokens(samples[:2]) == 2 + 2 + 1 + 1
     # The same tokens, with the same picture and with another.
     one, other = (PlacedRef(3, media_ref(name), end=4) for name in ("one", "other"))
     for number, shown in enumerate((one, one, other)):
         samples[number] = sample([1, 2], [4, 9, 5, number], group=0)
         samples[number].media = (shown,)
-    assert [size.shared for size in sample_sizes(samples[:3])] == [((0, 1), (1, 2)), ((0, 1), (1, 2)), ((0, 1),)]
-    assert [(size.response, size.own) for size in sample_sizes(samples[:3])] == [(4, 1), (4, 1), (4, 3)]
+    assert tree_tokens(samples) == 2 + 1 + (2 + 1 + 1) + 3
 
 
 def updated_samples(steps: list[list[list[Pass]]]) -> list[list[list[int]]]:

@@ -78,4 +78,4 @@ def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tm
     assert found.said[2].rewards == {"step": 0.5}
     assert (found.step, found.end, found.counts, found.masked) == (3, "turns", {"tool_calls": 1.0}, False)
     assert generation.response == "assistant: crop\n\nuser: This is observation_1: <image>\n\nassistant: 2"
-    assert (generation.ended, generation.images[-1]) == ("out of turns", tmp_path / part.value)
+    assert generation.ended == "out of turns"

@@ -110,48 +110,6 @@ def test_a_step_that_ended_in_its_middle_is_saved_only_where_no_weight_was_chang
     assert trainer.progress().saved == (5 if saved else None)
 
 
-def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one_it_had(make_trainer, calls, tmp_path):
-    def moved() -> list[tuple[str, str]]:
-        """Which files were written and loaded since this was asked last, without their folder."""
-        found = [(name, Path(given["path"]).name) for name, _, given in calls if "path" in given]
-        calls.clear()
-        return found
-
-    given = {"ref__refresh_steps": 2}
-    trainer = make_trainer(**given)
-    trainer.learner.models.reference = NotingGroup("reference", calls)
-    references = tmp_path / "checkpoints" / "_reference"
-    references.mkdir(parents=True)
-    for step in range(1, 6):
-        trainer.step = step
-        trainer.reference.follow(trainer.step)
-        if step % 2 == 0:
-            assert moved() == [("policy", f"step{step}.pt"), ("reference", f"step{step}.pt")]
-            (references / f"step{step}.pt").touch()
-        else:
-            assert moved() == []
-        if step == 3:
-            write_checkpoint(tmp_path / "checkpoints" / "_actor", "global_step3")
-    states = at(trainer, 5)
-    assert states["reference_step"] == 4
-    for step in (6, 8):
-        (references / f"step{step}.pt").touch()
-        trainer.step = step
-        trainer.reference.follow(trainer.step)
-    # The checkpoint of step 3 goes on with the reference of step 2, and one of step 7 may be saved yet.
-    assert sorted(path.name for path in references.iterdir()) == ["step2.pt", "step6.pt", "step8.pt"]
-    moved()
-    resumed = make_trainer(states, **given)
-    resumed.learner.models.reference = NotingGroup("reference", calls)
-    assert resumed._resume()
-    assert moved() == [("reference", "step4.pt")]
-    assert resumed.reference.step == 4
-    # One that has had none yet is the model of the start, which is loaded anyway.
-    early = make_trainer({**states, "reference_step": 0}, **given)
-    assert early._resume()
-    assert moved() == []
-
-
 def test_an_adaptive_kl_weight_goes_on_where_it_was(make_trainer, calls):
     trainer = make_trainer()
     # Twice the target, of which a fifth counts: 0.1 * (1 + 0.2 * 10 / 100).

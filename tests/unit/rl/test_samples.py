@@ -106,7 +106,7 @@ def test_an_episode_without_any_group_stops_with_what_to_change(episodes):
     said = (
         r"^none of the last 4 prompts, a whole episode, gave a group to train on: 3 groups had a mean score that was not "
         r"strictly between 0 and 1, as --algo.dynamic_filtering_range asks, and 1 prompts left no room for a response; "
-        r"of the dropped groups' rewards, in 2 groups all are 0, in 1 groups all are 2; "
+        r"the rewards of dropped groups are 0 to 2; "
         r"take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
         r"--algo.dynamic_filtering_enable out; raise --data.max_len 16$"
     )
@@ -118,7 +118,7 @@ def test_a_step_takes_as_many_prompts_as_its_bound_and_stops_with_what_was_dropp
     answers = ["wrong"] * 7 + ["right", "a", "b"]
     said = (
         r"^6 prompts, --algo.dynamic_filtering_max_batches 3 times --rollout.batch_size, gave \d of the 2 groups of a step: "
-        r"\d groups had a mean score .*; of the dropped groups' rewards, in \d groups all are 0"
+        r"\d groups had a mean score .*; the rewards of dropped groups are 0 to "
     )
     with pytest.raises(UserError, match=said):
         rollout(answers, count=2, filtering=True, max_batches=3)

@@ -6,7 +6,6 @@ import pytest
 from helpers.conversations import message, row
 from ray import cloudpickle
 
-from lmm_r1.api.functions import train_rl
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import ScoredResponse
@@ -60,19 +59,3 @@ def test_settings_that_name_it_without_it_say_where_it_came_from():
     told = "python:right is a function that was passed in Python; pass it again, or write it into a file"
     with pytest.raises(UserError, match=told):
         make_scorer(RewardConfig(remote_url="python:right"))
-
-
-def test_what_cannot_travel_is_told_before_anything_is_loaded(tmp_path):
-    import threading
-
-    lock = threading.Lock()
-
-    def right(responses):
-        with lock:
-            return [1.0 for _ in responses]
-
-    with pytest.raises(
-        UserError, match="^reward: right cannot be sent to the processes that call it .TypeError: cannot pickle"
-    ):
-        train_rl({"ckpt.output_dir": tmp_path / "run"}, rows=[{"messages": [], "answer": ""}], reward=right)
-    assert not (tmp_path / "run").exists()

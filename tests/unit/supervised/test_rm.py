@@ -130,9 +130,6 @@ def test_rows_without_what_the_loss_needs_are_refused(tmp_path):
     def read(**flags: object) -> int:
         return len(RMRun.training_rows(dotted.replace(configured(RMConfig, **flags), base)))
 
-    assert read() == read(model__margin_loss_enable=True) == 2
+    assert read() == 2
     with pytest.raises(UserError, match="rows.jsonl line 2: --model.loss_type regression needs the scores of both"):
         read(model__loss_type="regression")
-    base["data.dataset"] = write_rows(tmp_path / "plain.jsonl", row)
-    with pytest.raises(UserError, match="--model.margin_loss_enable: no row of .* has a margin"):
-        read(model__margin_loss_enable=True)

@@ -1,65 +1,45 @@
 """Faults of a training's input are found before torch and Ray are loaded; a reward function is called once for it."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from helpers.commands import ANSWERED, QUESTION, ppo, supervised, write_rows
-from helpers.conversations import message, row
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.scoring import Moment, made_up
-from lmm_r1.scoring.functions import FunctionScorer
-from lmm_r1.train.first_checks import check_first, scorer_of
+from lmm_r1.train.first_checks import check_first
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = """
-import collections, json, shutil, sys
+import json, sys
 from lmm_r1 import cli
-disk = shutil.disk_usage
-for command, argv, free in json.loads(sys.argv[1]):
-    shutil.disk_usage = disk if free is None else lambda path: collections.namedtuple("Usage", "free")(free)
+for command, argv in json.loads(sys.argv[1]):
     try:
         cli.main([command, *argv])
     except SystemExit as ended:
         print("ended with", ended.code, file=sys.stderr, end="\\0")
 print(json.dumps(sorted({"ray", "torch", "transformers"} & set(sys.modules))))
 """
-# What is changed of a run that would start, the bytes that the disk has, and what is said.
-RL: list[tuple[dict[str, object], int | None, str]] = [
-    ({"data.prompt_dataset": "no.jsonl"}, None, "no row file no.jsonl; check the path"),
-    ({"eval.dataset": "./no", "eval.steps": 1}, None, "no row file or folder ./no; check the path"),
-    ({"data.label_key": "gold"}, None, 'rows.jsonl line 1: the answer "gold" is missing'),
-    ({"reward.remote_url": "typo.py"}, None, "typo.py, line 2: the reward function raised NameError: name 'labls'"),
-    ({"reward.remote_url": "broken.py"}, None, "broken.py: the file cannot be imported (ZeroDivisionError"),
+# What is changed of a run that would start, and what is said.
+RL: list[tuple[dict[str, object], str]] = [
+    ({"data.prompt_dataset": "no.jsonl"}, "no row file no.jsonl; check the path"),
+    ({"eval.dataset": "./no", "eval.steps": 1}, "no row file or folder ./no; check the path"),
+    ({"data.label_key": "gold"}, 'rows.jsonl line 1: the answer "gold" is missing'),
+    ({"reward.remote_url": "typo.py"}, "typo.py, line 2: the reward function raised NameError: name 'labls'"),
+    ({"reward.remote_url": "broken.py"}, "broken.py: the file cannot be imported (ZeroDivisionError"),
     (
         {"reward.remote_url": "columns.py"},
-        None,
         "rows.jsonl line 1: reward_func in --reward.remote_url columns.py asks",
     ),
-    ({"reward.remote_url": "mth"}, None, "--reward mth: unknown verifier"),
-    (
-        {"data.max_len": 5},
-        None,
-        "--data.max_len 5 leaves 4 tokens for a prompt, and the shortest one's text alone has",
-    ),
-    ({"ckpt.output_dir": "done"}, None, "--ckpt.output_dir done: this stage is finished"),
-    ({}, 1000, "--ckpt.output_dir out: its disk has 0.00 GiB free"),
+    ({"reward.remote_url": "mth"}, "--reward mth: unknown verifier"),
+    ({"ckpt.output_dir": "done"}, "--ckpt.output_dir done: this stage is finished"),
 ]
-SFT: list[tuple[dict[str, object], int | None, str]] = [
-    ({"data.dataset": "no.jsonl"}, None, "no row file no.jsonl; check the path"),
-    ({"data.input_key": "turns"}, None, 'rows.jsonl line 1: no field "turns" (found: messages, answer); name it'),
-    (
-        {"data.max_len": 4},
-        None,
-        "--data.max_len 4 leaves 4 tokens for a prompt, and the shortest one's text alone has",
-    ),
-    ({}, 1000, "--ckpt.output_dir out: its disk has 0.00 GiB free"),
+SFT: list[tuple[dict[str, object], str]] = [
+    ({"data.dataset": "no.jsonl"}, "no row file no.jsonl; check the path"),
+    ({"data.input_key": "turns"}, 'rows.jsonl line 1: no field "turns" (found: messages, answer); name it'),
 ]
 
 
@@ -76,9 +56,9 @@ def test_a_fault_is_refused_before_torch_and_ray_are_loaded(tiny_checkpoint, tmp
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(code)
     cases = [
-        (command, make(model, **{name.replace(".", "__"): value for name, value in changes.items()}), free)
+        (command, make(model, **{name.replace(".", "__"): value for name, value in changes.items()}))
         for command, make, listed in (("train_ppo_ray", ppo, RL), ("train_sft", supervised, SFT))
-        for changes, free, _ in listed
+        for changes, _ in listed
     ]
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(cases)],
@@ -90,20 +70,10 @@ def test_a_fault_is_refused_before_torch_and_ray_are_loaded(tiny_checkpoint, tmp
     )
     said = done.stderr.split("\0")
     assert len(said) == len(cases) + 1, done.stderr
-    for (_, _, expected), lines in zip([*RL, *SFT], said, strict=False):
+    for (_, expected), lines in zip([*RL, *SFT], said, strict=False):
         assert expected in lines.replace(f"{tmp_path}/", ""), lines
         assert lines.endswith("ended with 1")
     assert json.loads(done.stdout.splitlines()[-1]) == []
-
-
-REWARD = """
-import json
-CALLS = 0
-def reward_func(queries, prompts, labels, step):
-    global CALLS
-    CALLS += 1
-    return {"rewards": [1.0] * len(queries), "extra_logs": {"calls": [CALLS] * len(queries), "step": [step] * len(queries)}}
-"""
 
 
 def config(folder: Path, model: Path, **changes: object) -> PPOConfig:
@@ -111,24 +81,15 @@ def config(folder: Path, model: Path, **changes: object) -> PPOConfig:
     return resolve(dotted.replace(PPOConfig(), {"ckpt.output_dir": str(folder / "out"), **given}))
 
 
-def test_a_reward_function_is_loaded_once_and_called_once_on_the_first_row(tiny_checkpoint, tmp_path):
+def test_a_reward_function_is_called_once_on_the_first_row(tiny_checkpoint, tmp_path):
     write_rows(tmp_path, QUESTION)
-    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "reward.py").write_text(
+        "from pathlib import Path\n"
+        "def reward_func(queries, prompts, labels, step):\n"
+        "    with Path(__file__).with_name('calls').open('a') as calls:\n"
+        "        calls.write(f'{step} {labels[0]};')\n"
+        "    return [1.0] * len(queries)\n"
+    )
     settings = config(tmp_path, tiny_checkpoint("llm"), **{"reward.remote_url": str(tmp_path / "reward.py")})
     check_first(settings)
-    scorer = scorer_of(settings.reward, given=None)
-    assert isinstance(scorer, FunctionScorer)
-    # The second call of the same process.
-    response = made_up(row(message("user", "1+1?")), "2", moment=Moment(step=5, held_out=False))
-    [score] = asyncio.run(scorer.rewards([response]))
-    assert score.parts == {"calls": 2.0, "step": 5.0}
-    asyncio.run(scorer.close())
-
-
-def test_rows_after_the_first_are_read_before_a_run_is_refused_for_its_length(tiny_checkpoint, tmp_path):
-    long = {**QUESTION, "messages": [{"role": "user", "content": "What is one and one? " * 20}]}
-    write_rows(tmp_path, *[long] * 256, QUESTION)
-    settings = {"reward.remote_url": "exact", "data.system_prompt": "none"}
-    check_first(config(tmp_path, tiny_checkpoint("llm"), **settings, **{"data.max_len": 40}))
-    with pytest.raises(ValueError, match=r"--data\.max_len 5 leaves 4 tokens for a prompt"):
-        check_first(config(tmp_path, tiny_checkpoint("llm"), **settings, **{"data.max_len": 5}))
+    assert (tmp_path / "calls").read_text() == f"1 {QUESTION['answer']};"

@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,22 +114,6 @@ def test_a_full_disk_is_told_with_its_file_and_how_to_go_on_and_leaves_no_traceb
     )
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("os.kill(os.getpid(), 9)", "rl was killed; $HOME `x` %s\n"),
-        ("os._exit(1)", "rl was killed; $HOME `x` %s\n"),
-        ("pass", ""),
-        ("raise SystemExit(1)", ""),
-    ],
-)
-def test_a_process_that_ends_without_python_has_last_words_and_no_other_has(how, said):
-    code = f"import os\nfrom lmm_r1.train.stopping import last_words\nwith last_words('rl was killed; $HOME `x` %s'):\n    {how}"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert ended.stderr.endswith(said)
-    assert ("rl was killed" in ended.stderr) is bool(said)
 
 
 def test_a_command_ends_with_the_sentence_and_the_code(capsys):

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.conversations import picture
 from helpers.tracked_runs import of_tensorboard, of_wandb, texts_of_tensorboard
 
 from lmm_r1 import dotted
@@ -33,9 +32,8 @@ def opened(name: str, folder: Path, *, resumed: bool) -> Trackers:
         return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder, resumed=resumed)
 
 
-def samples(folder: Path, step: int) -> Sequence[Generation]:
-    """Two samples, of which the second has an image; one's answer could pass for markup."""
-    picture(8, 6).save(folder / "image.png")
+def samples(step: int) -> Sequence[Generation]:
+    """Two samples, of which one's answer could pass for markup."""
     shared = {"label": "2", "truncated": False}
     return (
         Generation(prompt="user: 1+1?", response="<b>2|3</b>", reward=0.5, scores={"accuracy": 0.0}, **shared),
@@ -44,7 +42,6 @@ def samples(folder: Path, step: int) -> Sequence[Generation]:
             response=f"{step}\nand",
             reward=1.5,
             scores={"accuracy": 1.0, "format": 0.5},
-            images=(folder / "image.png",),
             **shared,
         ),
     )
@@ -67,7 +64,7 @@ def log_stop_and_resume(name: str, folder: Path) -> None:
         with opened(name, folder, resumed=resumed) as trackers:
             for step in steps:
                 trackers.log(step, {"loss": step * scale, "text": "not a number"})
-                trackers.log_generations(step, samples(folder, step))
+                trackers.log_generations(step, samples(step))
                 trackers.log_eval(step, {"eval_math_pass1": step * scale})
         # wandb names a session's folder after the second.
         time.sleep(1.0 if name == "wandb" and not resumed else 0.0)
@@ -80,8 +77,6 @@ def test_tensorboard_shows_every_step_once_with_what_was_logged_last(tmp_path):
         "train/loss": [(1, 0.1), (2, 2.0), (3, 3.0)],
         "eval/eval_math_pass1": [(1, 0.1), (2, 2.0), (3, 3.0)],
         "train/generated_samples/text_summary": [(1, 1), (2, 1), (3, 1)],
-        # Width, height and the encoded image.
-        "train/generated_samples_images/sample_1_image_1": [(1, 3), (2, 3), (3, 3)],
     }
     assert texts_of_tensorboard(folder, "train/generated_samples/text_summary")[2].splitlines() == [
         "| " + " | ".join(COLUMNS) + " |",
@@ -120,9 +115,6 @@ def test_wandb_has_the_steps_of_both_sessions_in_one_run(tmp_path):
     for folder, row in zip((first, first, second, second), found, strict=True):
         shown = json.loads((folder / "files" / row["train/generated_samples/path"]).read_text())
         assert shown == {"columns": COLUMNS, "data": rows(row["_step"])}
-        assert row["train/generated_samples_images/captions"] == ["sample 1, image 1"]
-        (image,) = row["train/generated_samples_images/filenames"]
-        assert (folder / "files" / image).read_bytes() == (tmp_path / "image.png").read_bytes()
 
 
 @installed("wandb")

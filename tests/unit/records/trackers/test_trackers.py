@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from helpers.tracked_runs import of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
@@ -13,7 +12,7 @@ from lmm_r1.config import SFTConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
 from lmm_r1.records.tracker_backends import check_trackers, open_trackers
-from lmm_r1.records.trackers import Generation, make_generation, shown_images, table
+from lmm_r1.records.trackers import Generation, Tracker, Trackers, make_generation, table
 
 
 def config(**changes: object) -> SFTConfig:
@@ -26,18 +25,24 @@ def sample(**changes: object) -> Generation:
     return Generation(**fields | changes)
 
 
-def test_a_tracker_that_fails_is_reported_once_and_tried_again(tmp_path, caplog):
-    gone = (sample(images=(tmp_path / "gone.png",)),)
+def test_a_tracker_that_fails_is_reported_once_and_tried_again(caplog):
+    logged: list[int] = []
+
+    def fail(step: int, samples: object) -> None:
+        raise FileNotFoundError("gone")
+
     with caplog.at_level(logging.WARNING):
-        with open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=False) as trackers:
+        with Trackers(
+            {"own": Tracker(log=lambda step, values: logged.append(step), log_generations=fail)}
+        ) as trackers:
             for step in (1, 2, 3):
                 trackers.log(step, {"loss": step})
-                trackers.log_generations(step, gone)
+                trackers.log_generations(step, [sample()])
     first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith("--logger.trackers tensorboard: step 1 could not be logged (FileNotFoundError")
+    assert first.startswith("--logger.trackers own: step 1 could not be logged (FileNotFoundError")
     assert first.endswith("training goes on, metrics.jsonl has every step")
-    assert last == "--logger.trackers tensorboard: 3 logs failed; metrics.jsonl has every step"
-    assert of_tensorboard(tmp_path / "tensorboard/tried")["train/loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert last == "--logger.trackers own: 3 logs failed; metrics.jsonl has every step"
+    assert logged == [1, 2, 3]
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
@@ -120,18 +125,17 @@ def test_a_rollout_becomes_a_row_of_the_table():
         response_tokens=1,
         truncated=0,
     )
-    assert make_generation(response, messages=messages, folder=Path("run")) == Generation(
+    assert make_generation(response, messages=messages) == Generation(
         prompt="system: Think.\n\nuser: <image>What?<video>",
         response="a?",
         label="2",
         reward=1.0,
         scores={"accuracy": 1.0},
         truncated=False,
-        images=(Path("run/images/a.png"),),
     )
 
 
-def test_an_episode_becomes_a_row_with_all_its_turns_and_their_pictures():
+def test_an_episode_becomes_a_row_with_all_its_turns():
     seen = RecordedTurn(
         role="user",
         parts=(RecordedPart(kind="text", value="See "), RecordedPart(kind="image", value="images/b.png")),
@@ -153,9 +157,8 @@ def test_an_episode_becomes_a_row_with_all_its_turns_and_their_pictures():
         end="images",
     )
     messages = [{"role": "user", "content": [{"type": "image", "image": "images/a.png"}]}]
-    made = make_generation(response, messages=messages, folder=Path("run"))
+    made = make_generation(response, messages=messages)
     assert made.response == "assistant: crop\n\nuser: See <image>\n\nassistant: "
     columns, (row,) = table(1, [made])
     assert dict(zip(columns, row, strict=True))["ended"] == "out of pictures"
-    assert shown_images([made]) == {f"sample 0, image {n}": Path(f"run/images/{'xab'[n]}.png") for n in (1, 2)}
     assert "ended" not in table(1, [sample()])[0]
