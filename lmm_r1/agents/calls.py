@@ -201,7 +201,7 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 @dataclass(frozen=True, kw_only=True)
 class Call:
     name: str
-    """Of the tool."""
+    """The name of the tool."""
     arguments: Mapping[str, JsonValue]
 
 

@@ -16,9 +16,9 @@ from remote_rm.answers.extraction import final_answer
 
 
 def is_right(response: str, label: str, *, prompt: str = "") -> bool:
-    """Whether the final answer of a response is the label, as far as rules without sympy can tell.
+    """Return whether the final answer of a response is the label, by rules without sympy.
 
-    What only repeats a formula of the prompt must state the label as it is written.
+    An answer that only repeats a formula of the prompt must state the label literally.
     """
     answer = final_answer(response)
     if answer is None or not answer.strip():
@@ -31,8 +31,8 @@ def is_right(response: str, label: str, *, prompt: str = "") -> bool:
 class DoubleCheck(Environment):
     """Two turns over any row with a label.
 
-    Parts of the reward: `accuracy` of the last answer (0 or 1), `spoiled` (-1 where the first answer was right and the last
-    is not, else 0). Counted: `first_right`, `changed`, `mended`.
+    Parts of the reward: `accuracy` of the last answer (0 or 1), `spoiled` (-1 if only the first answer was right, else 0).
+    Counts: `first_right`, `changed`, `mended`.
     """
 
     name: ClassVar[str] = "double-check"
@@ -42,9 +42,9 @@ class DoubleCheck(Environment):
     question: str = "Are you sure? Please check your work once more, and answer again."
 
     def begin(self, row: Row, *, seed: int) -> Episode:
-        """Return an episode of two turns; raises UserError where the row has no label."""
+        """Return an episode of two turns; raises UserError if the row has no label."""
         if not row.answer.strip():
-            raise UserError(f"{row.location}: the row has no answer, which this environment compares with; fill it in")
+            raise UserError(f"{row.location}: the row has no answer, which this environment needs; add it")
         prompt = "\n".join(part.text for one in row.messages for part in one.parts if isinstance(part, TextPart))
         return _Asked(self.question, judge=partial(is_right, label=row.answer, prompt=prompt), prefill=row.prefill)
 

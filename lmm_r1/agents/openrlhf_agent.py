@@ -19,14 +19,14 @@ Outcome = TypeVar("Outcome")
 
 
 class AgentLoop:
-    """Runs coroutines one beside the other, all in one thread, which ends with the process."""
+    """Runs coroutines concurrently in one thread, which ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
 
     async def run(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Return what comes of a coroutine, from whatever loop this is awaited in; cancelling this cancels it."""
+        """Return the result of a coroutine; may be awaited in any event loop. Cancelling this cancels the coroutine."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_kept(work), self._loop))
 
 
@@ -39,13 +39,13 @@ async def _kept(work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 FLAG = "--train.agent_func_path"
 CLASS = "AgentExecutor"
-"""What such a file calls its class."""
+"""The name of the class in such a file."""
 REWARD = "agent_reward"
-"""The part of the reward that it gives."""
+"""The part of the reward that agents give."""
 
 
 class AgentFault(Exception):
-    """What an agent has returned is not what OpenRLHF's form asks for."""
+    """An agent returned something that OpenRLHF's form does not allow."""
 
 
 def agent_class(path: str) -> type:
@@ -90,7 +90,7 @@ def load_agent(path: str) -> StepAgent | ExecutorAgent:
 
 
 class StepAgent(Environment):
-    """An agent that leaves its turns to the engine: `reset` opens an episode, `step` answers a turn with raw text."""
+    """An agent in OpenRLHF's form: `reset` opens an episode, `step` answers a turn with raw text."""
 
     name = "agent_func_path"
     rewards: ClassVar[tuple[str, ...]] = (REWARD,)
@@ -102,7 +102,7 @@ class StepAgent(Environment):
         self.loop = AgentLoop("agents")
 
     def begin(self, row: Row, *, seed: int) -> Episode:
-        """Return an episode with an agent of its own; OpenRLHF's form has no place for a seed."""
+        """Return an episode with its own agent; OpenRLHF's form has no seed."""
         return _Steps(self, label=row.answer)
 
 
@@ -177,24 +177,24 @@ async def _made(instance_class: Any) -> Any:
 
 
 def field_of(result: Any, name: str, *, by: str) -> Any:
-    """Return a value of a dict that an agent has returned; raises AgentFault where there is none."""
+    """Return a value of a dict that an agent returned; raises AgentFault if it is missing."""
     if not isinstance(result, Mapping):
-        raise AgentFault(f"{by} returns a {type(result).__name__}, and OpenRLHF 0.11.2 takes a dict")
+        raise AgentFault(f"{by} returns a {type(result).__name__}, but OpenRLHF 0.11.2 requires a dict")
     if name not in result:
-        raise AgentFault(f"what {by} returns has no {name!r}")
+        raise AgentFault(f"the dict that {by} returns has no {name!r}")
     return result[name]
 
 
 def text_of(result: Any, name: str, *, by: str) -> str:
-    """Return a text of a dict that an agent has returned; raises AgentFault where there is none."""
+    """Return a text of a dict that an agent returned; raises AgentFault if it is missing."""
     text = field_of(result, name, by=by)
     if not isinstance(text, str):
-        raise AgentFault(f"{name!r} of what {by} returns is a {type(text).__name__}, and a text is asked for")
+        raise AgentFault(f"{name!r} in the dict that {by} returns is a {type(text).__name__}, not text")
     return text
 
 
 def logs_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the `extra_logs` of a dict that an agent has returned; of a tensor the first number, as OpenRLHF has it."""
+    """Return the `extra_logs` of a dict that an agent returned; for a tensor its first number, as in OpenRLHF."""
     logs = result.get("extra_logs") or {}
     return {
         str(name): number(value.flatten()[0] if hasattr(value, "flatten") else value, what=f"extra_logs[{name!r}]")
@@ -203,11 +203,11 @@ def logs_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def number(value: Any, *, what: str) -> float:
-    """Return a number, or the one number of a tensor; raises AgentFault where it is none, or not finite."""
+    """Return a number, or the single number of a tensor; raises AgentFault if it is not a finite number."""
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-        raise AgentFault(f"{what} is {value!r}, and a finite number is asked for")
+        raise AgentFault(f"{what} is {value!r}, not a finite number")
     return float(value)
 
 

@@ -39,24 +39,24 @@ class GroupSettings:
     """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
     overlong_prompts: Literal["error", "skip", "take"]
-    """What becomes of a prompt that leaves less room than `max_new_tokens`; `take` gives its responses what there is."""
+    """How to treat a prompt that leaves less room than `max_new_tokens`; `take` uses the remaining tokens."""
     media: bool
-    """Whether samples bring their media along, which nothing but training needs."""
+    """Whether samples include their media, which only training needs."""
     branches: int = 1
-    """How many episodes at a time have their first turns in common; see `BranchingRollout`."""
+    """How many episodes share their first turns; see `BranchingRollout`."""
     pictures: bool = False
-    """Whether episodes bring the pictures along that they were shown, for people to look at."""
+    """Whether episodes include the pictures that they were shown, for people to look at."""
     moment: Moment | None = None
-    """When in the run they are scored, which reward functions ask for; None outside of one."""
+    """When in the run they are scored, for reward functions; None outside of a run."""
     part_weights: tuple[WeightedPart, ...] = ()
-    """What is added to the reward of each sample; nothing in an evaluation."""
+    """Weighted parts added to the reward of each sample; empty in an evaluation."""
     bad_rows: BadRows | None = None
-    """What becomes of a prompt that cannot be encoded: a run stops, or goes on without it; None is for no run."""
+    """Whether a run stops at a prompt that cannot be encoded, or skips it; None outside of a run."""
     greedy: bool = False
-    """Whether the samples of a group bring a greedy response along, generated beside them and scored as they are."""
+    """Whether to also generate and score a greedy response for each group."""
 
     def of_greedy(self) -> GroupSettings:
-        """Return how the greedy response to a prompt is generated, which is scored and not trained on."""
+        """Return the settings of the greedy response to a prompt, which is scored but not trained on."""
         return replace(
             self,
             sampling=self.sampling.greedy(),
@@ -70,38 +70,38 @@ class GroupSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What all samples of a group begin with."""
+    """The shared start of a group's samples."""
 
     row: Row
     shown: Row
-    """The row as the policy is shown it."""
+    """The row as shown to the policy."""
     prompt: EncodedPrompt
     """Without media tensors."""
     segment: Segment
     begun: str
-    """What a response is begun with."""
+    """The text with which a response begins."""
     weight_version: int
     """Of the engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledGroup:
-    """The samples of a group on their way from an engine, with one prompt: of a list, Ray copies every item."""
+    """The samples of a group on their way from an engine; in a plain list, Ray would copy the prompt of every item."""
 
     samples: list[Sample]
     refused: str | None = None
-    """Why the prompt cannot be encoded, where the run goes on without it."""
+    """Why the prompt cannot be encoded, if the run skips it."""
 
 
 class RefusedPrompt(UserError):
-    """A prompt that cannot be encoded, and that a run goes on without."""
+    """A prompt that cannot be encoded, and that the run skips."""
 
 
 class GroupRollout:
-    """Generates groups on one engine, and scores them where a scorer is given."""
+    """Generates groups on one engine, and scores them if there is a scorer."""
 
     paid_parts: Collection[str] = ()
-    """The parts of the reward that it adds itself to what the scorer gives, at weight 1."""
+    """The parts of the reward that the rollout adds to the scorer's, at weight 1."""
 
     def __init__(
         self,
@@ -113,27 +113,27 @@ class GroupRollout:
         weights: EngineWeights | None = None,
     ) -> None:
         self.codec = codec
-        # Of the engine, where updates may come while it generates.
+        # The engine's, if it may be updated while it generates.
         self.weights = weights
         self.tokenizer = codec.tokenizer
         self.scorer = scorer
-        # Runs a function elsewhere than in the event loop, which images would hold up.
+        # Runs a function outside of the event loop, which images would block.
         self.in_thread = in_thread
-        # Takes media to where the models' workers find them.
+        # Stores media for the models' workers.
         self.store = store
 
     async def run(
         self, engine: TokenEngine, row: Row, settings: GroupSettings, *, weight_version: int
     ) -> list[Sample]:
-        """Return the group's samples, which have one prompt segment in common.
+        """Return the group's samples, which share one prompt segment.
 
-        A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
-        Raises RewardUnavailable when a sample's reward cannot be had, and UserError when it is not finite or when a
-        response has not come whole: a group that is short is none. Raises RefusedPrompt for a prompt that cannot be encoded,
-        where the run is to go on without it.
+        A prompt that leaves too little room is never cut: the group is empty, or UserError is raised.
+        Raises RewardUnavailable if a sample gets no reward, and UserError if a reward is not finite or a response is
+        incomplete: an incomplete group is an error. Raises RefusedPrompt for a prompt that cannot be encoded and that the
+        run skips.
 
         Args:
-            weight_version: of the engine.
+            weight_version: the engine's.
         """
         shown, prompt = await self._shown_prompt(row, settings)
         room = settings.max_len - len(prompt.token_ids)
@@ -150,7 +150,7 @@ class GroupRollout:
         opening = Opening(
             row=row,
             shown=shown,
-            # Pixel values are large, and the engine has images of its own.
+            # Pixel values are large, and the engine needs only the images.
             prompt=replace(prompt, media=None),
             # One segment for all samples.
             segment=Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=media),
@@ -159,7 +159,7 @@ class GroupRollout:
         )
         if not settings.greedy:
             return await self._scored_samples(engine, opening, settings)
-        # All stand in the engine's batch at the same time.
+        # Run both at once.
         parts = [
             asyncio.ensure_future(self._scored_samples(engine, opening, own))
             for own in (settings, settings.of_greedy())
@@ -169,7 +169,7 @@ class GroupRollout:
         finally:
             for part in parts:
                 part.cancel()
-            # Where one failed, what the other holds is let go of before the error is told.
+            # If one fails, release the other before raising.
             await asyncio.wait(parts)
         return [replace(sample, greedy=greedy) for sample in samples]
 
@@ -186,7 +186,7 @@ class GroupRollout:
             raise
 
     async def _scored_samples(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
-        """Return samples with their rewards, each scored as soon as it has ended or all at once, as the scorer takes them."""
+        """Return samples with their rewards, scored one by one as they end or all at once, depending on the scorer."""
         tasks: list[asyncio.Task[Sample]] = []
         samples = []
         at_once = self.scorer if isinstance(self.scorer, GroupSource) else None
@@ -205,17 +205,17 @@ class GroupRollout:
                 task.cancel()
 
     async def shown_row(self, row: Row) -> Row:
-        """Return the row as the policy is shown it."""
+        """Return the row as shown to the policy."""
         return row
 
     def encoded_prompt(self, shown: Row) -> EncodedPrompt:
-        """Return the prompt of a row as it is shown; it may take long."""
+        """Return the prompt of a row as shown to the policy; may take long."""
         return self.codec.encode(shown)
 
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
     ) -> AsyncGenerator[Sample, None]:
-        """Yield the group's samples, without rewards, as they end; raises UserError where one does not come whole."""
+        """Yield the group's samples, without rewards, as they end; raises UserError if one is incomplete."""
         room = settings.max_len - len(opening.prompt.token_ids)
         parameters = self._parameters(settings, max_tokens=settings.sampling.max_new_tokens or room)
         request = Request(self.codec.engine_prompt(opening.prompt), parameters, weights=self.weights)
@@ -321,7 +321,7 @@ class GroupRollout:
 
 
 def generated_segment(response: Response, settings: GroupSettings) -> Segment:
-    """Return a whole response as a segment."""
+    """Return a complete response as a segment."""
     log_probs = tuple(response.log_probs) if settings.logprobs else None
     return Segment(
         kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs, weights=response.weights
@@ -329,17 +329,17 @@ def generated_segment(response: Response, settings: GroupSettings) -> Segment:
 
 
 def _placed(error: Exception, row: Row) -> str:
-    """Return an error's message after the row's place, which errors of images already have."""
+    """Return an error's message with the row's location, which errors of images already have."""
     said = str(error)
     return said if said.startswith(f"{row.location}:") else f"{row.location}: {said}"
 
 
 class BrokenOff(UserError):
-    """The engine has not given a response whole."""
+    """The engine has not completed a response."""
 
 
 def check_whole(request: Request, row: Row) -> None:
-    """Raise BrokenOff where a response of a group did not end as responses do."""
+    """Raise BrokenOff if a response of a group is incomplete."""
     if broken := request.broken:
         ends = ", ".join(
             f"{count} never ended" if reason is None else f"{count} ended in {reason}"
@@ -347,8 +347,8 @@ def check_whole(request: Request, row: Row) -> None:
         )
         count = len(request.responses)
         raise BrokenOff(
-            f"{row.location}: the engine gave {count - broken.total()} of {count} responses whole ({ends}), and a group "
-            "is not learnt from in part; look at the engine's output with LMM_R1_VERBOSE=1"
+            f"{row.location}: the engine completed {count - broken.total()} of {count} responses ({ends}), and incomplete "
+            "groups are not trained on; look at the engine's output with LMM_R1_VERBOSE=1"
         )
 
 

@@ -76,7 +76,7 @@ class EngineWeights:
 
     @contextmanager
     def generating(self, request_id: str, request: Request) -> Iterator[None]:
-        """Within the block, tell the request of each update that comes in the middle of its responses."""
+        """Within the block, record in the request each update during its responses."""
         self._under_way[request_id] = request
         try:
             yield

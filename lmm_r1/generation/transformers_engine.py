@@ -1,4 +1,4 @@
-"""A checkpoint in plain transformers: for architectures that vLLM does not have, and to compare with it."""
+"""A checkpoint in plain transformers, for architectures without vLLM support and for comparisons."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class TransformersEngine:
         self.device = "cuda" if cpu.has_cuda() else "cpu"
         self.model = _load(path, settings, codec=self.codec).to(self.device).eval()
         self.stop_token_ids = self.codec.stop_token_ids(self.model.generation_config)
-        # Released checkpoints bring settings of their own, a repetition penalty for one, which nobody asked for here.
+        # Ignore the checkpoint's own settings, such as a repetition penalty.
         self.model.generation_config = GenerationConfig()
         torch.manual_seed(settings.seed)
 
     @classmethod
     def around(cls, model: Any, *, codec: LimitedCodec, batch_rows: int) -> TransformersEngine:
-        """Return the engine of a model that someone else has loaded, and may go on to train."""
+        """Return the engine of a loaded model, which may be trained further."""
         engine = cls.__new__(cls)
         engine.codec = codec
         engine.batch_rows = batch_rows
@@ -50,7 +50,7 @@ class TransformersEngine:
         return engine
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
-        """Yield how each (index, row) went, batch by batch."""
+        """Yield the outcome of each (index, row), batch by batch."""
         source = iter(rows)
         while batch := list(itertools.islice(source, self.batch_rows)):
             began = time.perf_counter()
@@ -76,7 +76,7 @@ class TransformersEngine:
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
-        """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
+        """Return one response, reporting its text as it grows; raises UserError for a row that the engine refuses."""
         prompt = self.codec.encode(row)
         text = TextStream(self.codec.tokenizer)
         streamer = _TokenStreamer(text, stop_token_ids=self.stop_token_ids, on_text=on_text)
@@ -123,7 +123,7 @@ class TransformersEngine:
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
     def _generation_config(self, sampling: SamplingSettings, *, max_new_tokens: int) -> GenerationConfig:
-        # 0 is all of them here.
+        # In transformers, 0 means all.
         kept = {"top_p": sampling.top_p, "top_k": max(sampling.top_k, 0)}
         chance = {"do_sample": True, "temperature": sampling.temperature, **kept}
         return GenerationConfig(
@@ -136,7 +136,7 @@ class TransformersEngine:
         )
 
     def _completion(self, token_ids: Sequence[int], *, room: int) -> Completion:
-        """Return the response in a row of the output, which has padding after its end."""
+        """Return the response in a row of the output, which is padded at the end."""
         ids = list(token_ids[:room])
         for place, token in enumerate(ids):
             if token in self.stop_token_ids:
@@ -146,7 +146,7 @@ class TransformersEngine:
 
 
 class _TokenStreamer(BaseStreamer):
-    """Hands on the text of one response as it grows; transformers sends the prompt first."""
+    """Reports the text of one response as it grows; transformers sends the prompt first."""
 
     def __init__(self, text: TextStream, *, stop_token_ids: Sequence[int], on_text: Callable[[str], None]) -> None:
         self._text = text

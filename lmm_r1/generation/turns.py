@@ -23,14 +23,14 @@ LOGIT_BIASES = 1024
 def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False) -> SamplingParams:
     """Return the parameters that an agent asks for, changed so that training is token-exact.
 
-    There is one response of at most the tokens of `needed`. It ends at its end token, and has the log-probs and pieces of
-    `needed`. Everything else, such as temperature and stop texts, is as the agent asks. The engine's workers ban tokens.
+    There is one response, at most as long as in `needed`. It ends at the end token, with the log-probs and outputs of
+    `needed`. All other parameters, such as temperature and stop texts, are the agent's. The engine's workers ban tokens.
 
     Args:
         engine_guesses: the engine uses speculative decoding.
 
     Raises:
-        UserError: they are no vLLM parameters, or vLLM refuses them.
+        UserError: they are not vLLM parameters, or vLLM refuses them.
     """
     if not isinstance(asked, SamplingParams):
         raise UserError(f"the agent's sampling_params are a {type(asked).__name__}; give a vllm.SamplingParams")
@@ -41,7 +41,7 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
         )
     if engine_guesses and (asked.min_p or asked.logit_bias):
         raise UserError(
-            "the agent's sampling_params ask for min_p or logit_bias, which vLLM does not apply to tokens that it guesses; "
+            "the agent's sampling_params contain min_p or logit_bias, which vLLM does not apply with speculative decoding; "
             "leave them out, or --vllm.speculative_tokens"
         )
     if (biased := len(asked.logit_bias or ())) > LOGIT_BIASES:
@@ -56,7 +56,7 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
         if not name.startswith("_") and name not in derived
     }
     most = needed.max_tokens if asked.max_tokens is None else min(asked.max_tokens, needed.max_tokens)
-    # An agent's own seed would be that of each sample of a group; one that it returns is of the turn before.
+    # An agent's own seed would be the same for all samples of a group, or that of the previous turn.
     seed = asked.seed if needed.seed is None else needed.seed
     texts = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
     stops = list(dict.fromkeys([*texts, *(needed.stop or ())]))
@@ -71,7 +71,7 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
         "ignore_eos": needed.ignore_eos,
         "stop": stops,
         "structured_outputs": needed.structured_outputs,
-        # Where the engine looks for texts it must know them.
+        # The engine can only find stop texts in text.
         "detokenize": asked.detokenize or bool(stops),
         "output_kind": needed.output_kind,
         "stream_interval": needed.stream_interval,
@@ -79,7 +79,7 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
     try:
         return SamplingParams(**{**given, **changed})
     except ValueError as error:
-        raise UserError(f"the agent's sampling_params are none that vLLM takes: {error}") from error
+        raise UserError(f"vLLM refuses the agent's sampling_params: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,8 @@ def test_it_is_what_an_episode_shows():
     ("turns", "said"),
     [
         ((ANSWER, CALL), "the episode is over with turn 1 of the 2 worked ones"),
-        ((CALL,), "the episode goes on after the 1 worked turns"),
-        ((CALL, ANSWER), "turn 2 must begin with '<think>', which the environment writes"),
+        ((CALL,), "the episode continues after the 1 worked turns"),
+        ((CALL, ANSWER), "turn 2 must begin with '<think>', the prefill of the environment"),
     ],
 )
 def test_turns_that_do_not_make_an_episode_are_told_with_the_rows_place(turns, said):

@@ -72,8 +72,8 @@ def test_an_observation_says_what_was_not_done_and_shows_the_board():
     (answered,) = play_episode(SokobanSteps(views=("text", "image")), row_of(state=TWO), plan("R, U, hop")).answers
     told, board, picture = answered.shown
     assert told.text.splitlines() == [
-        "Words that name no move: hop.",
-        "1 moves could not be made, first 2 (Up): a wall or a box was in the way.",
+        "Words that are not moves: hop.",
+        "1 moves were blocked by a wall or a box, first 2 (Up).",
         "Moves made: 1. Boxes on goals: 0 of 2.",
     ]
     level = read_level(TWO).after("Right")
@@ -85,7 +85,7 @@ def test_an_observation_says_what_was_not_done_and_shows_the_board():
     ("text", "said"),
     [
         ("what now?", "No moves were found: write them as <answer>Right, Down</answer>."),
-        ("<answer>well</answer>", "The answer holds no moves: they are Left, Up, Right and Down."),
+        ("<answer>well</answer>", "The answer contains no moves: they are Left, Up, Right and Down."),
     ],
 )
 def test_a_turn_without_moves_is_answered_and_counted(text, said):
@@ -96,7 +96,7 @@ def test_a_turn_without_moves_is_answered_and_counted(text, said):
 
 def test_only_five_invalid_moves_are_listed():
     (answered,) = play_episode(SokobanSteps(), row_of(state=ONE_PUSH), plan("U" * 8)).answers
-    assert "8 moves could not be made, first 1 (Up), 2 (Up), 3 (Up), 4 (Up), 5 (Up): " in texts_of(answered.shown)
+    assert "8 moves were blocked by a wall or a box, first 1 (Up), 2 (Up), 3 (Up), 4 (Up), 5 (Up)." in texts_of(answered.shown)
 
 
 def test_an_episode_ends_where_the_box_is_lost_unless_told_otherwise():

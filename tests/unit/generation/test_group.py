@@ -196,7 +196,7 @@ def test_a_greedy_response_stands_in_the_engine_beside_its_group_and_is_scored_l
 )
 def test_a_group_of_which_a_response_is_broken_off_is_none(end, said):
     pieces = [delta(0, [*b"2", END], finish="stop"), delta(1, b"345", finish=end)]
-    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: the engine gave 1 of 2 responses whole \({said}\)"):
+    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: the engine completed 1 of 2 responses \({said}\)"):
         run(pieces=pieces)
 
 
