@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -52,35 +51,23 @@ class RawText:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnOptions:
-    """How one turn of the policy is sampled, where that is not as the environment and the run have it.
+    """How one turn of the policy is sampled; unset options are those of the environment and the run.
 
     Raises UserError for options that contradict one another.
     """
 
     stops: tuple[str, ...] | None = None
-    """Texts that end the turn, and belong to it; None takes the environment's, or none beside `regex`."""
-    regex: str | None = None
-    """What the whole turn must match, but for its prefill. The loss leaves such a turn out."""
+    """Texts that end the turn, and belong to it; None uses the environment's."""
     max_tokens: int | None = None
-    """Longest turn in tokens, where the run allows as many; None is what the run allows."""
+    """Longest turn in tokens, within the run's limits; None uses the run's."""
     thought: ThoughtConfig | None = None
-    """Budget forcing of this turn; None takes that of `--agent.thought.*`, or none beside `regex`."""
+    """Budget forcing of this turn; None uses `--agent.thought.*`."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UserError(f"TurnOptions: max_tokens {self.max_tokens} must be at least 1")
         if self.thought is not None:
             check_thought(self.thought, prefix="TurnOptions: thought.")
-        if self.regex is None:
-            return
-        if self.thought is not None and self.thought.forces:
-            raise UserError(
-                "TurnOptions: regex says what the whole turn is, and thought would add to it; give one of them"
-            )
-        try:
-            re.compile(self.regex)
-        except re.error as error:
-            raise UserError(f"TurnOptions: regex {self.regex!r} is no regular expression: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

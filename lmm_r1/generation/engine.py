@@ -213,14 +213,14 @@ def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine
 
 
 def playing(engine: Engine, episodes: EpisodeSettings | None) -> Responder:
-    """Return an engine that plays episodes on another one, or that one where there are none to play; raises as `playing_engine`."""
+    """Return an engine that plays episodes on another one, or that one if there are none to play; raises as `playing_engine`."""
     return engine if episodes is None else playing_engine(engine, episodes)
 
 
 def playing_engine(engine: Engine, episodes: EpisodeSettings) -> EpisodeEngine:
     """Return an engine that plays episodes on another one.
 
-    Raises UserError where the environment cannot be had, or the checkpoint's chat template knows no turns.
+    Raises UserError if the environment cannot be loaded, or the checkpoint's chat template has no turns.
     """
     from lmm_r1.generation.episode_engine import EpisodeEngine
     from lmm_r1.generation.vllm_engine import VllmEngine

@@ -240,8 +240,7 @@ class GroupRollout:
         max_tokens: int,
         n_samples: int | None = None,
         stops: Sequence[str] = (),
-        output_per: Literal["response", "prompt"] = "response",
-        regex: str | None = None,
+        output_per: Literal["token", "response", "prompt"] = "response",
     ) -> SamplingParams:
         sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
         return sampling_params(
@@ -252,7 +251,6 @@ class GroupRollout:
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
             stops=stops,
-            regex=regex,
         )
 
     async def _weighted_score(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.data.sample import WHOLE, WeightSpan
+from lmm_r1.generation.codec import PromptCodec, TextStream
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def sampling_params(
     logprobs: bool = False,
     ignore_eos: bool = False,
     stops: Sequence[str] = (),
-    regex: str | None = None,
 ) -> SamplingParams:
     """Return vLLM's parameters for all responses to one prompt.
 
@@ -41,7 +41,6 @@ def sampling_params(
         logprobs: the engine reports the log-probs of the sampled tokens.
         ignore_eos: responses run to `max_tokens`.
         stops: texts that end a response and belong to it.
-        regex: the whole response matches it, unless it is cut off.
     """
     return SamplingParams(
         n=sampling.n_samples,
@@ -58,7 +57,6 @@ def sampling_params(
         detokenize=bool(stops),
         stop=list(stops),
         include_stop_str_in_output=bool(stops),
-        structured_outputs=None if regex is None else StructuredOutputsParams(regex=regex),
         # With 0, only the sampled token's log-prob, without the most likely tokens.
         logprobs=0 if logprobs else None,
         output_kind=RequestOutputKind.FINAL_ONLY if output_per == "prompt" else RequestOutputKind.DELTA,
@@ -189,3 +187,21 @@ class Request:
     def broken(self) -> Counter[str | None]:
         """Why incomplete responses ended; None for those that did not end."""
         return Counter(response.finish_reason for response in self.responses if response.finish_reason not in WHOLE)
+
+
+async def hand_on(
+    request: Request, engine: TokenEngine, *, codec: PromptCodec, on_text: Callable[[str], None]
+) -> None:
+    """Send a request for one response, and pass on its text as it grows, also if this is cancelled."""
+    text, read = TextStream(codec.tokenizer), 0
+    try:
+        async with aclosing(request.sent_to(engine)) as grown:
+            async for response in grown:
+                ended = response.finish_reason == "stop" and response.stop_text is None
+                words = codec.words(response.token_ids, ended=ended)
+                if piece := text.add(words[read:]):
+                    on_text(piece)
+                read = len(words)
+    finally:
+        if piece := text.rest():
+            on_text(piece)

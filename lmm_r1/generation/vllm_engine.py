@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -20,10 +20,10 @@ from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import LimitedCodec, TextStream
+from lmm_r1.generation.codec import LimitedCodec
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, merged_checkpoint
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
-from lmm_r1.generation.request import Request, Response, sampling_params
+from lmm_r1.generation.request import Request, Response, hand_on, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 
@@ -278,20 +278,7 @@ class VllmEngine:
         """Return one response, reporting its text as it grows; raises UserError for a row that the engine refuses."""
         request = self._request_of(self.codec.encode(row), sampling, output_per="token")
         [response] = request.responses
-        text = TextStream(self.codec.tokenizer)
-
-        async def hand_on() -> None:
-            read = 0
-            async with aclosing(request.sent_to(self.engine)) as grown:
-                async for _ in grown:
-                    words = self.codec.words(response.token_ids, ended=response.finish_reason == "stop")
-                    if piece := text.add(words[read:]):
-                        on_text(piece)
-                    read = len(words)
-
-        self.run(hand_on(), should_stop=should_stop)
-        if piece := text.rest():
-            on_text(piece)
+        self.run(hand_on(request, self.engine, codec=self.codec, on_text=on_text), should_stop=should_stop)
         return self._completion(response)
 
     def run(self, work: Coroutine[Any, Any, None], *, should_stop: Callable[[], bool]) -> None:

@@ -186,7 +186,6 @@ class KitSamplesGenerator:
             self._gather(gathered, prompts, settings, ahead)
         groups = with_all_logs(gathered.groups)
         check_parts(groups)
-        check_loss_tokens(groups)
         return Rollout(
             samples=self._trained(groups),
             groups=groups,
@@ -414,17 +413,6 @@ def check_parts(groups: Sequence[Sequence[Sample]]) -> None:
                 f"{sample.row.location}: --reward.remote_url gives a response the parts {found}, and one to "
                 f"{samples[0].row.location} the parts {known}; give all responses the same parts, 0.0 for one that does not apply"
             )
-
-
-def check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
-    """Raise UserError if the loss leaves out all tokens of a step: an environment constrains every turn."""
-    samples = [sample for group in groups for sample in group]
-    if samples and not any(segment.in_loss for sample in samples for segment in sample.segments):
-        raise UserError(
-            f"{samples[0].row.location}: a step of {len(samples)} samples has nothing to train on. Each turn had to match a "
-            "regular expression, and the loss leaves such turns out; let the environment give TurnOptions.regex only to "
-            "some turns"
-        )
 
 
 @contextmanager
