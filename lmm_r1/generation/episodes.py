@@ -562,7 +562,7 @@ class EpisodeRollout(GroupRollout):
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
 
     def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
-        """Return an episode as the model reads and writes it; an opening text of its own replaces the prompt."""
+        """Return an episode as the model reads and writes it; an episode's own opening text replaces the prompt."""
         if sample.segments[0].token_ids == tuple(prompt.token_ids):
             return super()._query(sample, prompt)
         ids = self.codec.kit.collapsed(self.codec.processor, sample.token_ids)
@@ -587,9 +587,9 @@ def _pictures(answered: Answered) -> tuple[ImagePart, ...]:
 
 
 def _checked(answered: Answered) -> Answered:
-    """Return an answer; raises TypeError where it is none, which is the environment's own fault."""
+    """Return an answer; raises TypeError if the environment returned something else."""
     if not isinstance(answered, Answered):
-        raise TypeError(f"answer() has returned {type(answered).__name__}, and not Answered")
+        raise TypeError(f"answer() returned {type(answered).__name__}, not Answered")
     if wrong := [part for part in answered.shown if not isinstance(part, (TextPart, ImagePart))]:
-        raise TypeError(f"shown holds {type(wrong[0]).__name__}, and not TextPart or ImagePart alone")
+        raise TypeError(f"shown contains {type(wrong[0]).__name__}, not only TextPart and ImagePart")
     return answered

@@ -20,7 +20,7 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring import GroupSource, Moment, RowSource, ScoredResponse, Scorer, weighted
+from lmm_r1.scoring import GroupSource, Moment, ScoredResponse, Scorer, weighted
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -269,16 +269,7 @@ class GroupRollout:
             return sample
         assert not isinstance(self.scorer, GroupSource)
         try:
-            if isinstance(self.scorer, RowSource):
-                score = await self.scorer.reward_of(self._given(sample, prompt, settings))
-            else:
-                score = await self.scorer.reward(
-                    query=self._query(sample, prompt),
-                    prompt=sample.prompt,
-                    label=sample.label,
-                    response=sample.response,
-                    further={"image_scales": prompt.image_scales} if prompt.image_scales else {},
-                )
+            score = await self.scorer.reward_of(self._given(sample, prompt, settings))
         except (RewardUnavailable, UserError) as error:
             raise type(error)(_placed(error, sample.row)) from error
         _check_finite(score, sample.row)

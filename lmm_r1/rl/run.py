@@ -59,7 +59,6 @@ from lmm_r1.rl.losses import PolicyLoss
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.resume import saved_step, workers_strategy
 from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
-from lmm_r1.scoring import RowChecker
 from lmm_r1.train.first_checks import has_checkpoints, no_prompt_fits, prompt_room, scorer_of
 from lmm_r1.train.restarts import Restarts
 from lmm_r1.train.start import Frame, Plan, blended_rows, check_lengths, framed, model_flag, opened, say, sized
@@ -393,8 +392,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunct
     async def check() -> None:
         scorer = scorer_of(config.reward, given=reward)
         try:
-            if isinstance(scorer, RowChecker):
-                scorer.check_rows(rows)
+            scorer.check_rows(rows)
             await scorer.check_health()
         finally:
             await scorer.close()

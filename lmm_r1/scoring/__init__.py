@@ -5,7 +5,7 @@ This module holds what all of them share: a response with its row, what gives it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, overload, runtime_checkable
 
@@ -51,28 +51,17 @@ class ScoredResponse:
 
 
 class _Source(Protocol):
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Raise UserError for the first row that cannot be scored."""
+
     async def check_health(self) -> None: ...
 
     async def close(self) -> None: ...
 
 
-class ResponseSource(_Source, Protocol):
-    """Scores one response as soon as it is available; raises an error if there is no reward, and never returns without one."""
-
-    async def reward(
-        self,
-        *,
-        query: str,
-        prompt: str,
-        label: str,
-        response: str | None = None,
-        further: Mapping[str, object] | None = None,
-    ) -> Score: ...
-
-
 @runtime_checkable
 class RowSource(_Source, Protocol):
-    """Scores one response, like a `ResponseSource`, given everything that is known about it."""
+    """Scores one response as soon as it is available; raises an error if there is no reward, and never returns without one."""
 
     async def reward_of(self, item: ScoredResponse) -> Score: ...
 
@@ -84,15 +73,7 @@ class GroupSource(_Source, Protocol):
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
 
 
-Scorer: TypeAlias = ResponseSource | RowSource | GroupSource
-
-
-@runtime_checkable
-class RowChecker(Protocol):
-    """A source that does not accept every row."""
-
-    def check_rows(self, rows: Sequence[Row]) -> None:
-        """Raise UserError for the first row that cannot be scored."""
+Scorer: TypeAlias = RowSource | GroupSource
 
 
 def made_up(row: Row, text: str, *, moment: Moment | None = None) -> ScoredResponse:

@@ -149,7 +149,7 @@ def make_scorer(reward: RewardConfig, *, given: GivenFunctions | None = None) ->
         client = RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)
     except ValueError as error:
         raise UserError(f"--reward.remote_url: {error}") from error
-    return RowClient(client, fields=reward.request_fields) if reward.request_fields else client
+    return RowClient(client, fields=reward.request_fields)
 
 
 def _with_functions(
@@ -260,7 +260,7 @@ def make_judge(
 
 
 class RowClient:
-    """Scores one response at a time over HTTP, and sends the fields that `--reward.request_fields` names.
+    """Scores one response at a time over HTTP, with the fields of `--reward.request_fields`.
 
     `columns`: `columns` (a JSON object) and `datasources`. `images`: `images`, base64 text of each as it is stored.
     `step`: `steps` and `held_out`. Each key holds a list with one entry per response, as in OpenRLHF.
@@ -291,8 +291,8 @@ class RowClient:
             prompt=to_json(item.row.messages),
             label=item.row.answer,
             response=item.response,
-            # Reading files must not block the engine's event loop.
-            further=await asyncio.to_thread(self._further, item),
+            # Reading image files must not block the engine's event loop.
+            further=await asyncio.to_thread(self._further, item) if "images" in self._fields else self._further(item),
         )
 
     async def check_health(self) -> None:

@@ -22,7 +22,7 @@ from lmm_r1.host.checkpoint_folder import DELETING, REFERENCE_FOLDER, SAVING
 from lmm_r1.lmm_kits.checkpoint import stored_bytes
 from lmm_r1.lmm_kits.registry import stored_config
 from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
-from lmm_r1.scoring import Moment, RowChecker, Scorer, made_up
+from lmm_r1.scoring import Moment, Scorer, made_up
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.sources import WeightedScorer, make_scorer
 
@@ -198,8 +198,7 @@ async def _check_reward(config: PPOConfig, rows: Sequence[Row], *, given: GivenF
     _loaded.clear()
     scorer = make_scorer(config.reward, given=given)
     try:
-        if isinstance(scorer, RowChecker):
-            scorer.check_rows(rows)
+        scorer.check_rows(rows)
         if not isinstance(scorer, FunctionScorer | WeightedScorer):
             return
         await scorer.check_health()

@@ -23,6 +23,7 @@ from lmm_r1.data.sample import Cut, Said, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.scoring import ScoredResponse
 from remote_rm.verifier import Score
 
 SETTINGS = replace(scripted_engines.SETTINGS, max_len=60)
@@ -107,11 +108,11 @@ class LastTurnScorer:
     """Rewards 1 where the last turn is the label."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[ScoredResponse] = []
 
-    async def reward(self, **request: Any) -> Score:
-        self.asked.append(request)
-        right = float(request["response"] == request["label"])
+    async def reward_of(self, item: ScoredResponse) -> Score:
+        self.asked.append(item)
+        right = float(item.response == item.row.answer)
         return Score(reward=right, score=right, parts={"accuracy": right})
 
 
@@ -244,8 +245,8 @@ def test_what_the_environment_gives_is_added_to_the_score_of_the_last_turn():
         [said("5"), said("2")],
         scorer=scorer,
     )
-    assert (scorer.asked[0]["response"], scorer.asked[0]["label"]) == ("2", "2")
-    assert scorer.asked[0]["query"] == "u1+1?<end>\na5<end>\nuno<end>\na2<end>"
+    assert (scorer.asked[0].response, scorer.asked[0].row.answer) == ("2", "2")
+    assert scorer.asked[0].query == "u1+1?<end>\na5<end>\nuno<end>\na2<end>"
     assert (sample.scored.reward, sample.scored.score) == (1.75, 1.0)
     noted = {"turns": 2.0, "shown_images": 0.0, "over_turn": 0.0, "environment_failed": 0.0}
     noted |= {"turn_format": 0.0, "kept_turns": 0.0}

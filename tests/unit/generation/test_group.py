@@ -63,18 +63,18 @@ class RecordingScorer:
     """Rewards 1 where the response is the label; sets an event at the first request."""
 
     def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
+        self.requests: list[ScoredResponse] = []
         self.asked = asyncio.Event()
 
-    async def reward(self, **request: Any) -> Score:
-        self.requests.append(request)
+    async def reward_of(self, item: ScoredResponse) -> Score:
+        self.requests.append(item)
         self.asked.set()
-        right = float(request["response"] == request["label"])
+        right = float(item.response == item.row.answer)
         return Score(reward=2 * right, score=right, parts={"accuracy": right})
 
 
 class FailingScorer(RecordingScorer):
-    async def reward(self, **request: Any) -> Score:
+    async def reward_of(self, item: ScoredResponse) -> Score:
         raise RewardUnavailable("http://127.0.0.1:1/get_reward does not answer")
 
 
@@ -207,8 +207,8 @@ class GivingScorer(RecordingScorer):
         super().__init__()
         self.given = given
 
-    async def reward(self, **request: Any) -> Score:
-        return self.given if request["response"] == "2" else Score(reward=1.0, score=1.0, parts={})
+    async def reward_of(self, item: ScoredResponse) -> Score:
+        return self.given if item.response == "2" else Score(reward=1.0, score=1.0, parts={})
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,7 @@ def test_responses_go_on_from_what_the_row_says_they_begin_with_and_are_scored_w
     assert (sum(ended.loss_mask), sum(cut.loss_mask)) == (2, 3)
     assert (ended.response, cut.response) == ("<t>2", "<t>345")
     assert (ended.scored.score, cut.scored.score) == (1.0, 0.0)
-    assert all(request["query"].count("<t>") == 1 for request in scorer.requests)
-    assert "<t>" not in scorer.requests[0]["prompt"]
+    assert all(request.query.count("<t>") == 1 for request in scorer.requests)
 
 
 class WholeGroupScorer:
@@ -321,6 +320,8 @@ class WholeGroupScorer:
 
     def __init__(self) -> None:
         self.batches: list[Sequence[ScoredResponse]] = []
+
+    def check_rows(self, rows: Sequence[Any]) -> None: ...
 
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
         self.batches.append(batch)

@@ -54,8 +54,8 @@ def asked(*fields: str, of=ROW) -> dict[str, Any]:
     return body
 
 
-def test_nothing_is_sent_beside_openrlhfs_keys_unless_asked_for():
-    assert isinstance(make_scorer(RewardConfig(remote_url=ADDRESS)), RewardClient)
+def test_only_openrlhfs_keys_are_sent_by_default():
+    assert asked() == OPENRLHFS
 
 
 def test_columns_and_step_are_lists_of_one_as_all_keys_are():

@@ -8,8 +8,7 @@ from helpers.tables import table
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.functions import FunctionScorer, ScoredResponse
-from lmm_r1.scoring.sources import make_scorer
-from remote_rm.client import RewardClient
+from lmm_r1.scoring.sources import RowClient, make_scorer
 
 
 def reward_file(folder: Path, reply: str) -> str:
@@ -70,6 +69,6 @@ def test_a_mistyped_verifier_is_answered_with_the_one_that_was_meant():
 
 def test_addresses_give_a_client_and_a_wrong_one_is_a_user_error():
     scorer = source("http://127.0.0.1:1/get_reward")
-    assert isinstance(scorer, RewardClient)
+    assert isinstance(scorer, RowClient)
     with pytest.raises(UserError, match="--reward.remote_url: 'local.host' is no address"):
         source("local.host")
