@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Outcome = TypeVar("Outcome")
@@ -21,10 +21,10 @@ def start_thread(function: Callable[[], Outcome], *, name: str) -> tuple[asyncio
 
     A process can end while such a thread runs; threads of a pool would block its exit.
     """
-    answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    answer: Future[Outcome] = Future()
     thread = threading.Thread(target=_run_for, args=(answer, function), name=name, daemon=True)
     thread.start()
-    return answer, thread
+    return asyncio.wrap_future(answer), thread
 
 
 class OwnThread:
@@ -35,17 +35,17 @@ class OwnThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, function: Callable[[], Outcome]) -> asyncio.Future[Outcome]:
         """Return a future of the function's result; functions run in order."""
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting.put(lambda: _run_for(answer, function))
+        answer: Future[Outcome] = Future()
+        self._waiting.put((answer, function))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        return answer
+        return asyncio.wrap_future(answer)
 
     def end(self) -> None:
         """End the thread after its last function, without waiting for it."""
@@ -53,24 +53,16 @@ class OwnThread:
 
     def _work(self) -> None:
         while (task := self._waiting.get()) is not None:
-            task()
+            _run_for(*task)
 
 
-def _run_for(answer: asyncio.Future[Outcome], function: Callable[[], Outcome]) -> None:
-    """Run a function in this thread, for a future of another thread's event loop."""
-    settled: tuple[Callable[[Any], None], object]
+def _run_for(answer: Future[Outcome], function: Callable[[], Outcome]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
     try:
-        settled = (answer.set_result, function())
-    except BaseException as error:  # the user's own code may raise anything, including SystemExit
-        settled = (answer.set_exception, passable(error))
-    # The loop may be closed when nobody waits any more.
-    with suppress(RuntimeError):
-        answer.get_loop().call_soon_threadsafe(_settle, answer, *settled)
-
-
-def _settle(answer: asyncio.Future[Any], set_outcome: Callable[[Any], None], outcome: object) -> None:
-    if not answer.done():
-        set_outcome(outcome)
+        answer.set_result(function())
+    except BaseException as error:  # whatever a user's code raises, SystemExit included
+        answer.set_exception(passable(error))
 
 
 def passable(error: BaseException) -> Exception:

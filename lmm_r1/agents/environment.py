@@ -182,19 +182,6 @@ class Environment(ABC):
         """
 
 
-class RunningParts:
-    """Rewards changes of parts, so that each part's sum over an episode is its last value, however the episode ends."""
-
-    def __init__(self) -> None:
-        self._paid: dict[str, float] = {}
-
-    def pay(self, standing: Mapping[str, float]) -> dict[str, float]:
-        """Return the change of each part since the last call."""
-        changes = {name: value - self._paid.get(name, 0.0) for name, value in standing.items()}
-        self._paid.update(standing)
-        return changes
-
-
 def with_parts(row: Row, parts: tuple[Part, ...]) -> Row:
     """Return the row with parts added to its last user turn; raises UserError if it has none."""
     places = [place for place, message in enumerate(row.messages) if message.role == "user"]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -31,112 +29,67 @@ _MOST_LISTED = 30
 """The largest number of actions that are listed."""
 _PICTURE_SIDE = 8
 """The smallest side of a byte array that is shown as an image."""
-_CHANNELS = (1, 3, 4)
 
 
-class ActionWords(ABC):
-    """The textual form of a space's actions."""
+class ActionWords:
+    """The textual form of the actions of a discrete space, by names or numbers, or of a text space."""
 
-    told: str
-    """The explanation for the policy."""
+    def __init__(self, space: Any, *, names: Sequence[str], of: str) -> None:
+        """Args:
+            names: names of the actions of a discrete space, in its order; empty for numbers.
+            of: the environment, for messages.
+
+        Raises:
+            UserError: the actions have no textual form, or the names do not match.
+        """
+        from gymnasium import spaces
+
+        self._space = space
+        self._actions: dict[str, int] = {}
+        self.told = "Write your next action in <action> </action>."
+        """The explanation for the policy."""
+        if isinstance(space, spaces.Discrete):
+            size, start = int(space.n), int(space.start)
+            listed = list(names) or [str(start + place) for place in range(size)]
+            self._actions = {name.casefold(): start + place for place, name in enumerate(listed)}
+            if not len(listed) == len(self._actions) == size:
+                raise UserError(f"actions {listed}: {of} has {size} actions; give each a different name")
+            known = ", ".join(listed) if size <= _MOST_LISTED else f"{listed[0]} to {listed[-1]}"
+            self.told = f"Write your next action as <action>{listed[0]}</action>. The actions are: {known}."
+        elif names or not isinstance(space, spaces.Text):
+            raise UserError(
+                f"the actions of {of} are {space}, but only Discrete spaces have names, and only Discrete and Text spaces "
+                "have a textual form; register a wrapper with one of these"
+            )
 
     def read(self, text: str) -> Any:
         """Return the last action in a turn; raises ValueError with the reason if there is none."""
         written = _ACTION.findall(text)
         if not written:
             raise ValueError(f"no <action> was found. {self.told}")
-        return self.action(written[-1].strip())
-
-    @abstractmethod
-    def action(self, word: str) -> Any:
-        """Return the action of a word; raises ValueError if there is none."""
-
-
-class _Named(ActionWords):
-    def __init__(self, names: Sequence[str], *, start: int) -> None:
-        self._actions = {name.casefold(): start + place for place, name in enumerate(names)}
-        listed = ", ".join(names) if len(names) <= _MOST_LISTED else f"{names[0]} to {names[-1]}"
-        self.told = f"Write your next action as <action>{names[0]}</action>. The actions are: {listed}."
-
-    def action(self, word: str) -> Any:
-        known = self._actions.get(word.casefold())
-        if known is None:
-            raise ValueError(f"there is no such action. {self.told}")
-        return known
-
-
-class _Written(ActionWords):
-    told = "Write your next action in <action> </action>."
-
-    def __init__(self, space: Any) -> None:
-        self._space = space
-
-    def action(self, word: str) -> Any:
-        if not self._space.contains(word):
-            raise ValueError(
-                f"an action has {self._space.min_length} to {self._space.max_length} characters of the environment's "
-                f"alphabet. {self.told}"
-            )
-        return word
-
-
-def action_words(space: Space, *, names: Sequence[str], of: str) -> ActionWords:
-    """Return the textual form of a space's actions.
-
-    Args:
-        names: names of the actions of a discrete space, in its order; empty for numbers.
-        of: the environment, for messages.
-
-    Raises:
-        UserError: the actions have no textual form, or the names do not match.
-    """
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Discrete):
-        size, start = int(space.n), int(space.start)
-        if names and (len(names) != size or len({name.casefold() for name in names}) != size):
-            raise UserError(f"actions {list(names)}: {of} has {size} actions; give each a different name")
-        return _Named(list(names) or [str(start + place) for place in range(size)], start=start)
-    if names:
-        raise UserError(f"actions {list(names)}: the actions of {of} are {space}, and only discrete ones have names")
-    if isinstance(space, spaces.Text):
-        return _Written(space)
-    raise UserError(
-        f"the actions of {of} are {space}, but only Discrete and Text spaces have a textual form; register a wrapper with "
-        "one of these"
-    )
+        word = written[-1].strip()
+        if not self._actions and self._space.contains(word):
+            return word
+        if word.casefold() in self._actions:
+            return self._actions[word.casefold()]
+        raise ValueError(f"there is no such action. {self.told}")
 
 
 def observed(space: Space, value: Any) -> list[Part]:
     """Return an observation as text and images; byte arrays with 1, 3 or 4 channels are images."""
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Dict):
-        return _listed([(str(name), space[name], value[name]) for name in space])
-    if isinstance(space, spaces.Tuple):
-        return _listed([(str(place), part, value[place]) for place, part in enumerate(space)])
-    if isinstance(value, np.ndarray):
-        if _is_picture(value):
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts: list[Part] = []
+        for name in space if isinstance(space, spaces.Dict) else range(len(space)):
+            parts += [TextPart(f"\n{name}: " if parts else f"{name}: "), *observed(space[name], value[name])]
+        return parts
+    if not isinstance(value, np.ndarray):
+        return [TextPart(str(value))]
+    if value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] in (1, 3, 4):
+        if min(value.shape[:2]) >= _PICTURE_SIDE:
             return [ImagePart(frame(value))]
-        return [TextPart(np.array2string(value, precision=4, suppress_small=True, separator=", ", threshold=10_000))]
-    return [TextPart(str(value))]
-
-
-def _listed(items: Sequence[tuple[str, Any, Any]]) -> list[Part]:
-    parts: list[Part] = []
-    for place, (name, space, value) in enumerate(items):
-        parts.append(TextPart(f"{name}: " if place == 0 else f"\n{name}: "))
-        parts += observed(space, value)
-    return parts
-
-
-def _is_picture(value: np.ndarray) -> bool:
-    return (
-        value.dtype == np.uint8
-        and value.ndim == 3
-        and value.shape[-1] in _CHANNELS
-        and min(value.shape[:2]) >= _PICTURE_SIDE
-    )
+    return [TextPart(np.array2string(value, precision=4, suppress_small=True, separator=", ", threshold=10_000))]
 
 
 def frame(pixels: Any) -> Image.Image:
@@ -164,16 +117,6 @@ def plain(rendered: Any) -> str:
 SEED_COLUMN = "seed"
 Rendered = Literal["nothing", "image", "text"]
 _RENDER_MODES: dict[Rendered, str] = {"image": "rgb_array", "text": "ansi"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """The result of a step."""
-
-    parts: tuple[Part, ...]
-    reward: float
-    terminated: bool
-    truncated: bool
 
 
 class GymnasiumEnvironment(Environment):
@@ -221,7 +164,7 @@ class GymnasiumEnvironment(Environment):
         self.shows_observation = render == "nothing" if observation is None else observation
         env = self.make()
         try:
-            self.words: ActionWords = action_words(env.action_space, names=actions, of=id)
+            self.words = ActionWords(env.action_space, names=actions, of=id)
         finally:
             env.close()
         self.instructions = f"{instructions}\n{self.words.told}".strip()
@@ -285,14 +228,7 @@ class _GymnasiumEpisode(Episode):
         except ValueError as error:
             told = (TextPart(f"Nothing was done: {error}."),)
             return Answered(shown=told, prefill=self.prefill, counts={"malformed_actions": 1})
-        step = await self._thread.run(lambda: self._step(action))
-        over = step.terminated or step.truncated
-        return Answered(
-            shown=() if over else step.parts,
-            prefill=self.prefill,
-            rewards={"env_reward": step.reward},
-            counts={"steps": 1, "terminated": int(step.terminated), "truncated": int(step.truncated)},
-        )
+        return await self._thread.run(lambda: self._step(action))
 
     def branch(self) -> Episode:
         """Return a copy with a copy of the environment in the same random state, and its own thread."""
@@ -306,15 +242,18 @@ class _GymnasiumEpisode(Episode):
             self._thread.run(self.env.close)
         self._thread.end()
 
-    def _step(self, action: Any) -> _Step:
+    def _step(self, action: Any) -> Answered:
         if self.env is None:
             self.env = self._begun()
         observation, reward, terminated, truncated, _ = self.env.step(action)
         if not math.isfinite(reward):
             raise ValueError(f"{self.source.id} gives the reward {reward}")
-        over = terminated or truncated
-        parts = () if over else self.source.seen(self.env, observation)
-        return _Step(parts=parts, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated))
+        return Answered(
+            shown=() if terminated or truncated else self.source.seen(self.env, observation),
+            prefill=self.prefill,
+            rewards={"env_reward": float(reward)},
+            counts={"steps": 1, "terminated": int(terminated), "truncated": int(truncated)},
+        )
 
     def _begun(self) -> Env:
         from gymnasium.utils import seeding

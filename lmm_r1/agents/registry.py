@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -23,7 +22,6 @@ ENVIRONMENTS: dict[str, str] = {
     "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
     "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
     "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
-    "double-check": "lmm_r1.agents.double_check:DoubleCheck",
     "gymnasium": "lmm_r1.agents.gymnasium:GymnasiumEnvironment",
     "single": "lmm_r1.agents.environment:SingleTurn",
 }
@@ -44,8 +42,7 @@ def load_environment(source: str, *, options: Mapping[str, Any] | None = None) -
         UserError: there is no such environment, or it cannot be created with these options.
     """
     options = options or {}
-    file = _FILE.fullmatch(source)
-    if file:
+    if file := _FILE.fullmatch(source):
         return _from_file(file["path"], name=file["name"], options=options, source=source)
     if source not in ENVIRONMENTS:
         near = dotted.nearest(source, known=ENVIRONMENTS)
@@ -81,16 +78,14 @@ def _from_file(path: str, *, name: str | None, options: Mapping[str, Any], sourc
         found = _candidates(module)
         if not found and isinstance(getattr(module, TOOLS, None), (list, tuple)):
             return _made(partial(_shipped("tool"), getattr(module, TOOLS)), options=options, source=source)
-        if len(found) != 1:
+        if not found:
             raise UserError(
-                f"{path}: the file defines {', '.join(found) or 'no Environment, and no list TOOLS of functions'}; "
-                + (
-                    f"say which: {path}:{next(iter(found))}"
-                    if found
-                    else "subclass lmm_r1.agents.environment.Environment"
-                )
+                f"{path}: the file defines no Environment, and no list TOOLS of functions; subclass "
+                "lmm_r1.agents.environment.Environment"
             )
-        name = next(iter(found))
+        if len(found) > 1:
+            raise UserError(f"{path}: the file defines {', '.join(found)}; say which: {path}:{found[0]}")
+        name = found[0]
     chosen = getattr(module, name, None)
     if isinstance(chosen, Environment):
         if options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, RunningParts, Turn, with_parts
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, with_parts
 from lmm_r1.data.messages import ImagePart, Part, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.sokoban import SMALLEST_TILE_PX, draw_board
@@ -111,7 +111,7 @@ class _SokobanEpisode(Episode):
         self._prefill = row.prefill
         self._optimum: int = optimum or 0
         self._turns = self._made = self._written = 0
-        self._parts = RunningParts()
+        self._paid: dict[str, float] = {}
 
     async def answer(self, turn: Turn) -> Answered:
         plan = read_plan(turn.text)
@@ -136,7 +136,9 @@ class _SokobanEpisode(Episode):
             "deadlocked": int(is_lost),
             "given_up": int(plan.stops),
         }
-        rewards = self._parts.pay(standing)
+        # Changes of the parts, so that each one's sum over an episode is its last value, however the episode ends.
+        rewards = {name: value - self._paid.get(name, 0.0) for name, value in standing.items()}
+        self._paid = standing
         if level.is_solved or is_lost or plan.stops or self._turns == self._environment.max_turns:
             return Answered(rewards=rewards, counts=counts)
         shown = (TextPart(_told(plan, played)), *self._environment.board(level))

@@ -73,7 +73,7 @@ def box_in_pixels(
         size: the image's width and height.
 
     Raises:
-        BadCall: it reaches out of the image, is swapped, empty or too thin.
+        BadCall: it extends beyond the image, is swapped, empty or too thin.
     """
     x0, y0, x1, y1 = box
     said = f"bbox_2d {quoted(list(box))}"
@@ -100,10 +100,10 @@ def crop_tool(
     *, coordinates: Coordinates = "relative", edges: Edges = "refuse", rounding: Rounding = "touched"
 ) -> Tool:
     """Return the tool `crop`; raises UserError for an unknown kind of coordinates, edges or rounding."""
-    unit = _unit(coordinates)
-    for name, value, choices in (("edges", edges, get_args(Edges)), ("rounding", rounding, get_args(Rounding))):
-        if value not in choices:
-            raise UserError(f"crop: {name} {value!r} must be one of {', '.join(choices)}")
+    choices = {"coordinates": (coordinates, Coordinates), "edges": (edges, Edges), "rounding": (rounding, Rounding)}
+    for name, (value, kinds) in choices.items():
+        if value not in get_args(kinds):
+            raise UserError(f"crop: {name} {value!r} must be one of {', '.join(get_args(kinds))}")
 
     def crop(
         bbox_2d: Annotated[list[float], Field(min_length=4, max_length=4)], source: str, images: EpisodeImages
@@ -115,7 +115,7 @@ def crop_tool(
         box = box_in_pixels(bbox_2d, limits=limits, size=image.size, edges=edges, rounding=rounding)
         return _part(image, Cut(picture=images.number(source), name=source, box=box, size=image.size))
 
-    described = f"The part's top-left and bottom-right corner as [x0, y0, x1, y1], {unit}."
+    described = f"The part's top-left and bottom-right corner as [x0, y0, x1, y1], {UNITS[coordinates]}."
     return Tool(crop, name=CROP, descriptions={"bbox_2d": described, "source": _SOURCE})
 
 
@@ -125,11 +125,7 @@ def zoom_tool(*, coordinates: Coordinates = "relative", side: int = ZOOM_SIDE) -
     Args:
         side: width and height of what is cut out, in pixels of the full resolution. Near an edge it is moved inside; an image
             with a smaller side is cut in the other direction only.
-
-    Raises:
-        UserError: for coordinates, or a side, that are none.
     """
-    unit = _unit(coordinates)
     if side < 1:
         raise UserError(f"zoom: side must be at least 1 pixel, not {side}")
 
@@ -158,14 +154,8 @@ def zoom_tool(*, coordinates: Coordinates = "relative", side: int = ZOOM_SIDE) -
         )
         return _part(image, cut, min_pixels=min(wanted, images.bounds.max_pixels))
 
-    point = f"The point to look at as [x, y], {unit}."
+    point = f"The point to look at as [x, y], {UNITS[coordinates]}."
     return Tool(zoom, descriptions={"keypoint": point, "source": _SOURCE})
-
-
-def _unit(coordinates: Coordinates) -> str:
-    if coordinates not in UNITS:
-        raise UserError(f"coordinates {coordinates!r} is none of {', '.join(get_args(Coordinates))}")
-    return UNITS[coordinates]
 
 
 def _limits(images: EpisodeImages, source: str, *, coordinates: Coordinates) -> tuple[float, float]:
@@ -177,7 +167,7 @@ def _limits(images: EpisodeImages, source: str, *, coordinates: Coordinates) -> 
 def _check_inside(xs: Sequence[float], ys: Sequence[float], *, limits: tuple[float, float], said: str) -> None:
     for axis, values, limit in (("x", xs, limits[0]), ("y", ys, limits[1])):
         if min(values) < 0 or max(values) > limit:
-            raise BadCall(f"{said} reaches out of the image: {axis} must lie between 0 and {limit:g}")
+            raise BadCall(f"{said} extends beyond the image: {axis} must lie between 0 and {limit:g}")
 
 
 def _check_thin(size: tuple[int, int], *, said: str) -> None:
@@ -212,7 +202,6 @@ def _part(image: Image.Image, cut: Cut, *, min_pixels: int | None = None) -> Too
 MIN_PIXELS, MAX_PIXELS = 40_000, 2_000_000
 SIDE_MULTIPLE = 28
 TOOL_CALLS, MALFORMED_CALLS, FAILED_CALLS = COUNTS = ("tool_calls", "malformed_calls", "failed_calls")
-_COUNTED: dict[CallEnd, str] = {"malformed": MALFORMED_CALLS, "failed": FAILED_CALLS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,16 +260,7 @@ class ToolEnvironment(Environment):
         self.prefill = prefill
 
     def shown_row(self, row: Row) -> Row:
-        """Return the row with the tools explained in its system turn, and its images bounded.
-
-        Raises:
-            UserError: the row is plain text, which has no turns.
-        """
-        if row.plain:
-            raise UserError(
-                f"{row.location}: the environment {self.name} needs a system turn, but this prompt is plain text; add "
-                "--data.apply_chat_template"
-            )
+        """Return the row with the tools explained in its system turn, and its images bounded."""
         messages = [
             replace(
                 one, parts=tuple(self.bounds.of(part) if isinstance(part, ImagePart) else part for part in one.parts)
@@ -346,24 +326,20 @@ class ToolEpisode(Episode):
 
     async def answer(self, turn: Turn) -> Answered:
         """Execute the turn's calls in order and return their results; the episode ends if there are none."""
-        counts = dict.fromkeys(COUNTS, 0)
         written = written_calls(turn.text, self._environment.formats)
         taken = written[: self._environment.calls_per_turn]
-        parts: list[Part] = []
-        calls: list[CallOutcome] = []
-        for call in taken:
-            outcome = replace(await self._outcome(call), turn=turn.number + 1)
-            counts[TOOL_CALLS] += 1
-            if outcome.end != "done":
-                counts[_COUNTED[outcome.end]] += 1
-            calls.append(CallOutcome(tool=outcome.tool, outcome=outcome.end, problem=outcome.problem))
-            parts += self._environment.answered(outcome)
+        outcomes = [replace(await self._outcome(call), turn=turn.number + 1) for call in taken]
+        calls = tuple(CallOutcome(tool=one.tool, outcome=one.end, problem=one.problem) for one in outcomes)
+        ends = [one.end for one in outcomes]
+        counts = {TOOL_CALLS: len(ends), MALFORMED_CALLS: ends.count("malformed"), FAILED_CALLS: ends.count("failed")}
+        if not outcomes:
+            return Answered(counts=counts)
+        parts = [part for outcome in outcomes for part in self._environment.answered(outcome)]
         if len(written) > len(taken):
             parts.append(TextPart(self._environment.ignored(len(written) - len(taken))))
-        if not parts:
-            return Answered(counts=counts, calls=tuple(calls))
-        shown = merged_texts(parts)
-        return Answered(shown=shown, prefill=self._environment.prefill, counts=counts, calls=tuple(calls))
+        return Answered(
+            shown=merged_texts(parts), prefill=self._environment.prefill, counts=counts, calls=calls
+        )
 
     async def _outcome(self, written: WrittenCall) -> ToolOutcome:
         name = ""
@@ -426,18 +402,6 @@ class CropPrompts:
     first_turn: int = 1
     """The number of the first turn; Mini-o3 counts actions from 0."""
 
-    def around_image(self, *, turn: int, observation: int) -> tuple[str, str]:
-        """Return the text before and after an observation.
-
-        Args:
-            turn: number of the turn with the call, from 1.
-            observation: number of the observation, from 1.
-        """
-        number = turn - 1 + self.first_turn
-        text = self.observation.replace("{action_turn}", str(number)).replace("{observation_turn}", str(observation))
-        before, after = _IMAGE.split(text, maxsplit=1)
-        return before, after
-
 
 def load_crop_prompts(path: Path) -> CropPrompts:
     """Return the texts of a file: JSON with the keys system, observation and error, or Mini-o3's `constants.py`.
@@ -454,13 +418,13 @@ def load_crop_prompts(path: Path) -> CropPrompts:
         raise UserError(f"prompts {path}: {error.strerror}; check the path") from error
     except (ValueError, SyntaxError) as error:
         raise UserError(f"prompts {path}: it cannot be parsed as JSON or Python: {error}") from error
-    keys = _TEXTS if path.suffix == ".py" else dict(zip(_TEXTS, _TEXTS, strict=True))
-    given = texts if isinstance(texts, dict) else {}
-    found = {key: text for key, name in keys.items() if isinstance(text := given.get(name), str)}
-    if missing := [name for key, name in keys.items() if key not in found]:
-        raise UserError(f"prompts {path}: it has no text {', '.join(missing)}; add it")
-    if len(_IMAGE.findall(found["observation"])) != 1:
-        raise UserError(f"prompts {path}: {keys['observation']} must have exactly one <image>, for the observation")
+    found = {}
+    for key, name in _TEXTS.items():
+        name = name if path.suffix == ".py" else key
+        found[key] = texts.get(name) if isinstance(texts, dict) else None
+        if not isinstance(found[key], str) or (key == "observation" and len(_IMAGE.findall(found[key])) != 1):
+            what = ", with exactly one <image>" if key == "observation" else ""
+            raise UserError(f"prompts {path}: it has no text {name}{what}; add it")
     return CropPrompts(**found, first_turn=0 if path.suffix == ".py" else 1)
 
 
@@ -568,6 +532,10 @@ class CropEnvironment(ToolEnvironment):
             return [TextPart(f"{outcome.problem}.\n{prompts.error}")]
         parts: list[Part] = []
         for name, image in zip(outcome.names, outcome.result.images, strict=True):
-            before, after = prompts.around_image(turn=outcome.turn, observation=int(name.rpartition("_")[2]))
+            numbers = {"action_turn": outcome.turn - 1 + prompts.first_turn, "observation_turn": name.rpartition("_")[2]}
+            text = prompts.observation
+            for key, number in numbers.items():
+                text = text.replace(f"{{{key}}}", str(number))
+            before, after = _IMAGE.split(text, maxsplit=1)
             parts += [TextPart(before), self.bounds.of(image), TextPart(after)]
         return [part for part in parts if not isinstance(part, TextPart) or part.text]

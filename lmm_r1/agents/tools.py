@@ -20,7 +20,7 @@ import docstring_parser
 from PIL import Image
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from lmm_r1.agents.calls import BadCall, harmless, quoted
+from lmm_r1.agents.calls import MOST_SAID, BadCall, harmless, quoted, told
 from lmm_r1.agents.deadlines import DeadlinePassed, Outcome, passable, start_thread, within
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Row, images_of
@@ -138,135 +138,52 @@ class EpisodeImages:
 
 GIVEN = (EpisodeImages, Row)
 """Types of parameters that come from the environment and are not in the schema."""
-_NUMBERS_ONLY = ConfigDict(allow_inf_nan=False)
-_MOST_SAID = 200
-_IMAGE_NAME = "Name of an image."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
     """One argument of a call."""
 
-    name: str
     schema: dict[str, object]
     is_required: bool
     is_image: bool
     """Whether a call names an image, which the function gets as one."""
     adapter: TypeAdapter[Any]
 
-    def checked(self, value: object) -> object:
+    @classmethod
+    def of(cls, parameter: inspect.Parameter, hint: Any, *, where: str, description: str) -> Parameter:
+        """Return the parameter of a function; raises UserError for one that no call could fill."""
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UserError(f"{where} has no name in a call; write a named parameter for each argument")
+        if hint is None:
+            raise UserError(f"{where} has no type; annotate it")
+        is_image = hint is Image.Image
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(str if is_image else hint, config=ConfigDict(allow_inf_nan=False))
+            schema = adapter.json_schema()
+        except PydanticUserError as error:
+            raise UserError(
+                f"{where}: a call cannot contain {hint}; use str, int, float, bool, list, dict, Literal, Optional, or "
+                "PIL.Image.Image for an image"
+            ) from error
+        if is_image:
+            description = f"{description} Name of an image.".strip()
+        if description:
+            schema["description"] = description
+        is_required = parameter.default is parameter.empty
+        if not is_required:
+            schema["default"] = parameter.default
+        return cls(schema=schema, is_required=is_required, is_image=is_image, adapter=adapter)
+
+    def checked(self, value: object, *, name: str) -> object:
         """Return a value in the parameter's type; raises BadCall that says what is wrong with it."""
         try:
             return self.adapter.validate_python(value)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
-        said = harmless(first["msg"].removeprefix("Input ").replace(" after validation", ""), most=_MOST_SAID)
-        raise BadCall(f"{self.name}{place} is wrong: {said}; it is {quoted(first['input'])}")
-
-
-class Parameters:
-    """The parameters of a function, from the call and from the environment."""
-
-    def __init__(self, function: Callable[..., object], *, tool: str, descriptions: Mapping[str, str]) -> None:
-        """Read the signature and the docstring's `Args`; raises UserError for a parameter that no call could fill.
-
-        Args:
-            descriptions: of parameters, instead of the docstring's.
-        """
-        self._tool = tool
-        inner = function.func if isinstance(function, functools.partial) else function
-        fixed = function.keywords if isinstance(function, functools.partial) else {}
-        documented = _documented(inner, tool=tool)
-        self.description = documented.description or ""
-        """What the function does, from its docstring."""
-        said = {one.arg_name: one.description or "" for one in documented.params} | dict(descriptions)
-        hints = _hints(inner, tool=tool)
-        self.given: dict[str, type] = {}
-        self.own: dict[str, Parameter] = {}
-        for parameter in inspect.signature(function).parameters.values():
-            hint = hints.get(parameter.name)
-            if parameter.name in fixed:
-                continue
-            if hint in GIVEN:
-                self.given[parameter.name] = hint
-            else:
-                description = " ".join(said.get(parameter.name, "").split())
-                self.own[parameter.name] = _parameter(parameter, hint, tool=tool, description=description)
-
-    @property
-    def schema(self) -> dict[str, object]:
-        """A JSON schema of the arguments, as an object."""
-        required = [name for name, one in self.own.items() if one.is_required]
-        return {
-            "type": "object",
-            "properties": {name: one.schema for name, one in self.own.items()},
-            **({"required": required} if required else {}),
-        }
-
-    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Return a call's arguments in their types; raises BadCall for missing, unknown or wrong ones."""
-        takes = f"{self._tool} takes {', '.join(self.own) or 'no arguments'}"
-        if unknown := [name for name in arguments if name not in self.own]:
-            raise BadCall(f"there is no argument {quoted(unknown[0])}; {takes}")
-        if missing := [name for name, one in self.own.items() if one.is_required and name not in arguments]:
-            raise BadCall(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; {takes}")
-        return {name: self.own[name].checked(value) for name, value in arguments.items()}
-
-
-def _documented(function: Callable[..., object], *, tool: str) -> docstring_parser.Docstring:
-    try:
-        return docstring_parser.parse(inspect.getdoc(function) or "")
-    except docstring_parser.ParseError as error:
-        raise UserError(
-            f"tool {tool}: its docstring cannot be parsed ({error}); write `Args:` in Google's style"
-        ) from error
-
-
-def _check_is_json(default: object, *, where: str) -> None:
-    try:
-        json.dumps(default, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: its default {default!r} cannot be represented in JSON ({error})") from error
-
-
-def _hints(function: Callable[..., object], *, tool: str) -> dict[str, object]:
-    # A callable object has its annotations on its class.
-    annotated = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    try:
-        return typing.get_type_hints(annotated, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise UserError(
-            f"tool {tool}: its annotations cannot be resolved ({error}); import the names in them"
-        ) from error
-
-
-def _parameter(parameter: inspect.Parameter, hint: Any, *, tool: str, description: str) -> Parameter:
-    where = f"tool {tool}: parameter {parameter.name}"
-    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise UserError(f"{where} has no name in a call; write a named parameter for each argument")
-    if hint is None:
-        raise UserError(f"{where} has no type; annotate it")
-    is_image = hint is Image.Image
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(str if is_image else hint, config=_NUMBERS_ONLY)
-        schema = adapter.json_schema()
-    except PydanticUserError as error:
-        raise UserError(
-            f"{where}: a call cannot contain {hint}; use str, int, float, bool, list, dict, Literal, Optional, or "
-            "PIL.Image.Image for an image"
-        ) from error
-    is_required = parameter.default is parameter.empty
-    if is_image:
-        description = f"{description} {_IMAGE_NAME}".strip()
-        if not is_required and not isinstance(parameter.default, str):
-            raise UserError(f"{where}: its default must be the name of an image, as text")
-    if description:
-        schema["description"] = description
-    if not is_required:
-        schema["default"] = parameter.default
-        _check_is_json(parameter.default, where=where)
-    return Parameter(name=parameter.name, schema=schema, is_required=is_required, is_image=is_image, adapter=adapter)
+        said = harmless(first["msg"].removeprefix("Input ").replace(" after validation", ""), most=MOST_SAID)
+        raise BadCall(f"{name}{place} is wrong: {said}; it is {quoted(first['input'])}")
 
 
 DEADLINE_S = 30.0
@@ -323,18 +240,63 @@ class Tool:
         if not 0 < deadline_s < float("inf"):
             raise UserError(f"tool {self.name}: deadline_s must be a number of seconds above 0, not {deadline_s}")
         self.deadline_s = deadline_s
-        self.parameters = Parameters(function, tool=self.name, descriptions=descriptions or {})
-        self.description = description or self.parameters.description
-        if not self.description:
-            raise UserError(f"tool {self.name}: it has no docstring; describe in one for the policy what it does")
         self._function = function
         self._left_behind: list[threading.Thread] = []
+        self.parameters: dict[str, Parameter] = {}
+        self.given: dict[str, type] = {}
+        """Parameters that come from the environment."""
+        try:
+            documented = self._read_signature(descriptions or {})
+            self.description = description or documented
+            json.dumps(self.schema, allow_nan=False)
+        except UserError:
+            raise
+        except (TypeError, ValueError, NameError, docstring_parser.ParseError) as error:
+            raise UserError(
+                f"tool {self.name}: its signature and docstring make no JSON schema ({type(error).__name__}: {error})"
+            ) from error
+        if not self.description:
+            raise UserError(f"tool {self.name}: it has no docstring; describe in one for the policy what it does")
+
+    def _read_signature(self, descriptions: Mapping[str, str]) -> str:
+        """Fill in the parameters and return the docstring's description."""
+        function = self._function
+        inner, fixed = (
+            (function.func, function.keywords) if isinstance(function, functools.partial) else (function, {})
+        )
+        documented = docstring_parser.parse(inspect.getdoc(inner) or "")
+        said = {one.arg_name: one.description or "" for one in documented.params} | dict(descriptions)
+        # A callable object has its annotations on its class.
+        annotated = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004
+        hints = typing.get_type_hints(annotated, include_extras=True)
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name in fixed:
+                continue
+            if hints.get(name) in GIVEN:
+                self.given[name] = hints[name]
+            else:
+                description = " ".join(said.get(name, "").split())
+                where = f"tool {self.name}: parameter {name}"
+                self.parameters[name] = Parameter.of(parameter, hints.get(name), where=where, description=description)
+        return documented.description or ""
 
     @property
     def schema(self) -> dict[str, object]:
         """The schema for chat templates: `{"type": "function", "function": {"name": ...}}`."""
-        described = {"name": self.name, "description": self.description, "parameters": self.parameters.schema}
+        required = [name for name, one in self.parameters.items() if one.is_required]
+        properties = {name: one.schema for name, one in self.parameters.items()}
+        parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+        described = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": described}
+
+    def _checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Return a call's arguments in their types; raises BadCall for missing, unknown or wrong ones."""
+        takes = f"{self.name} takes {', '.join(self.parameters) or 'no arguments'}"
+        if unknown := [name for name in arguments if name not in self.parameters]:
+            raise BadCall(f"there is no argument {quoted(unknown[0])}; {takes}")
+        if missing := [name for name, one in self.parameters.items() if one.is_required and name not in arguments]:
+            raise BadCall(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; {takes}")
+        return {name: self.parameters[name].checked(value, name=name) for name, value in arguments.items()}
 
     async def call(self, arguments: Mapping[str, object], *, images: EpisodeImages, row: Row) -> ToolResult:
         """Return the tool's result for a call's arguments.
@@ -345,7 +307,7 @@ class Tool:
                 thread that hangs continues until its function returns; while 64 of a tool hang, its calls fail at once.
             UserError: an image of the row cannot be read.
         """
-        values = self.parameters.checked(arguments)
+        values = self._checked(arguments)
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
         if len(self._left_behind) >= _MOST_LEFT_BEHIND:
             raise self._failed(f"{len(self._left_behind)} of its earlier calls have not ended yet", row=row)
@@ -377,11 +339,11 @@ class Tool:
         Raises the errors of `EpisodeImages.load`.
         """
         complete = dict(values)
-        for name, parameter in self.parameters.own.items():
+        for name, parameter in self.parameters.items():
             if parameter.is_image:
                 named = str(values.get(name, parameter.schema.get("default")))
                 complete[name] = images.load(named).copy()
-        for name, kind in self.parameters.given.items():
+        for name, kind in self.given.items():
             complete[name] = images if kind is EpisodeImages else row
         return complete
 
@@ -413,11 +375,6 @@ def as_tools(tools: Sequence[Tool | Callable[..., object]]) -> dict[str, Tool]:
             raise UserError(f"two tools are named {tool.name}; rename one of them: Tool(function, name=...)")
         made[tool.name] = tool
     return made
-
-
-def told(error: BaseException) -> str:
-    """Return an error for use in a sentence for the policy."""
-    return harmless(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, most=_MOST_SAID)
 
 
 def shown(returned: object) -> ToolResult:

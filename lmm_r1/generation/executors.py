@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from lmm_r1.agents.openrlhf_agent import REWARD, AgentFault, ExecutorAgent, field_of, logs_of, number
+from lmm_r1.agents.openrlhf_agent import REWARD, AgentFault, ExecutorAgent, logs_of, number
 from lmm_r1.data.messages import ImagePart, Message
 from lmm_r1.data.sample import WHOLE, EpisodeEnd, EpisodeResult, Said, Sample, Segment, WeightSpan
 from lmm_r1.errors import UserError
@@ -389,13 +389,12 @@ class ExecutorRollout(EpisodeRollout):
 
 def _tokens_of(result: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """Return an episode's tokens and the ranges of its turns; raises AgentFault for anything else."""
-    tokens, spans = (field_of(result, name, by="execute") for name in ("observation_tokens", "action_ranges"))
     try:
-        token_ids = [int(token) for token in tokens]
-        ranges = [(int(start), int(end)) for start, end in spans]
-    except (TypeError, ValueError) as error:
+        token_ids = [int(token) for token in result["observation_tokens"]]
+        ranges = [(int(start), int(end)) for start, end in result["action_ranges"]]
+    except (KeyError, TypeError, ValueError) as error:
         raise AgentFault(
-            f"observation_tokens or action_ranges of what execute returns are no numbers: {error}"
+            f"execute must return a dict with numbers as observation_tokens and action_ranges ({error!r})"
         ) from error
     if any(not 0 < start <= end <= len(token_ids) for start, end in ranges):
         raise AgentFault(f"the action_ranges {ranges} are none of {len(token_ids)} tokens")

@@ -111,5 +111,5 @@ def test_wrong_options_of_a_name_are_told():
         match="environment crop: no option 'pixels'; known are coordinates, edges, rounding, prompts, tools, min_pixels",
     ):
         load_environment("crop", options={"pixels": 3})
-    with pytest.raises(UserError, match="environment crop: coordinates 'pixels' is none of"):
+    with pytest.raises(UserError, match="environment crop: crop: coordinates 'pixels' must be one of"):
         load_environment("crop", options={"coordinates": "pixels"})

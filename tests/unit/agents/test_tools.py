@@ -282,8 +282,8 @@ def unresolved(number: "Nothing") -> str:  # noqa: F821
         (without_docstring, "tool without_docstring: it has no docstring"),
         (with_many, "tool with_many: parameter numbers has no name in a call"),
         (with_bytes, "tool with_bytes: parameter data: a call cannot contain <class 'threading.Event'>; use str, int"),
-        (with_default, "tool with_default: parameter number: its default inf cannot be represented in JSON"),
-        (unresolved, "tool unresolved: its annotations cannot be resolved .*Nothing"),
+        (with_default, "tool with_default: its signature and docstring make no JSON schema .ValueError: Out of range"),
+        (unresolved, "tool unresolved: its signature and docstring make no JSON schema .NameError: name .Nothing"),
         (lambda: "x", "tool '<lambda>': a name has only letters, digits, _ and -"),
     ],
 )
