@@ -115,27 +115,17 @@ class BranchingRollout(EpisodeRollout):
             ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentSpec:
-    """The environment that answers the policy's turns, and the limits of its episodes."""
+def agent_rollout(name: str | None, func_path: str | None, *, settings: AgentConfig, **group: Any) -> EpisodeRollout:
+    """Return the rollout of `--train.agent` or `--train.agent_func_path`; raises UserError if it cannot be created.
 
-    name: str | None
-    """The value of `--train.agent`; None for an agent in OpenRLHF's form."""
-    func_path: str | None = None
-    """The value of `--train.agent_func_path`."""
-    settings: AgentConfig
-
-    def rollout(self, **room: Any) -> EpisodeRollout:
-        """Return the rollout of its episodes; raises UserError if the environment cannot be created.
-
-        Args:
-            room: arguments of `GroupRollout`.
-        """
-        if self.func_path is None:
-            assert self.name is not None, "one of the two is given"
-            environment = load_environment(self.name, options=agent_options(self.settings))
-            return BranchingRollout(environment=environment, limits=self.settings, **room)
-        agent = load_agent(self.func_path)
-        if isinstance(agent, ExecutorAgent):
-            return ExecutorRollout(environment=agent, limits=self.settings, **room)
-        return BranchingRollout(environment=agent, limits=self.settings, **room)
+    Args:
+        group: the arguments of a `GroupRollout`.
+    """
+    if func_path is None:
+        assert name is not None, "one of the two is given"
+        environment = load_environment(name, options=agent_options(settings))
+        return BranchingRollout(environment=environment, limits=settings, **group)
+    agent = load_agent(func_path)
+    if isinstance(agent, ExecutorAgent):
+        return ExecutorRollout(environment=agent, limits=settings, **group)
+    return BranchingRollout(environment=agent, limits=settings, **group)

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import io
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import openai
-from PIL import Image
 
-from lmm_r1.data.images import load_image
+from lmm_r1.data.images import load_image, within_bounds
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, check_asks, videos_of
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
@@ -81,23 +78,10 @@ def _part(part: Part, *, location: str) -> dict[str, object]:
         return {"type": "text", "text": part.text}
     assert isinstance(part, ImagePart), "videos are refused before"
     buffer = io.BytesIO()
-    _within(load_image(part, location=location), part).save(buffer, "PNG")
+    # The server's image processor does not know the row's pixel bounds.
+    within_bounds(load_image(part, location=location), part).save(buffer, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _within(image: Image.Image, part: ImagePart) -> Image.Image:
-    """Return the image resized to the row's pixel bounds, which the server's image processor does not know."""
-    pixels = image.width * image.height
-    wanted = pixels if part.min_pixels is None else max(pixels, part.min_pixels)
-    wanted = wanted if part.max_pixels is None else min(wanted, part.max_pixels)
-    if wanted == pixels:
-        return image
-    scale = math.sqrt(wanted / pixels)
-    rounded = math.floor if wanted < pixels else math.ceil
-    return image.resize(
-        (max(1, rounded(image.width * scale)), max(1, rounded(image.height * scale))), Image.Resampling.BICUBIC
-    )
 
 
 KEY = "request"
@@ -295,26 +279,24 @@ class EndpointEngine:
 
     async def _reply(self, body: Mapping[str, object], *, location: str) -> dict[str, object]:
         try:
-            reply = await self._client.post("/chat/completions", cast_to=httpx.Response, body=body)
+            text = await self._client.post("/chat/completions", cast_to=str, body=body)
         except openai.APIStatusError as error:
             if error.status_code in HOPELESS_STATUSES:
                 raise self._hopeless(error) from error
-            if error.status_code < 500 and error.status_code not in (408, 409, 429):  # those that the client retries
-                raise UserError(f"{location}: the endpoint refused the row with {self._reason(error)}") from error
-            raise self._unanswered(error, location=location) from error
+            told = f"the endpoint refused the row with {self._reason(error)}"
+            if error.status_code >= 500 or error.status_code in (408, 409, 429):  # those that the client retries
+                told = f"no answer from the endpoint in {self.settings.attempts} attempts; the last: {self._reason(error)}"
+            raise UserError(f"{location}: {told}") from error
         except openai.APIConnectionError as error:
-            raise self._unanswered(error, location=location) from error
+            told = f"no answer from the endpoint in {self.settings.attempts} attempts; the last: {self._reason(error)}"
+            raise UserError(f"{location}: {told}") from error
         try:
-            answer = json.loads(reply.text)
+            answer = json.loads(text)
+            if not isinstance(answer, dict):
+                raise ValueError("no object")
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{location}: the endpoint's reply is not JSON: {self._clean(reply.text)}") from error
-        if not isinstance(answer, dict):
-            raise UserError(f"{location}: the endpoint's reply is not a JSON object: {self._clean(reply.text)}")
+            raise UserError(f"{location}: the endpoint's reply is not a JSON object: {self._clean(text)}") from error
         return answer
-
-    def _unanswered(self, error: openai.APIError, *, location: str) -> UserError:
-        tries = "1 attempt" if self.settings.attempts == 1 else f"{self.settings.attempts} attempts"
-        return UserError(f"{location}: no answer from the endpoint in {tries}; the last: {self._reason(error)}")
 
     def _hopeless(self, error: openai.APIStatusError) -> EndpointError:
         advice = {

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 import numpy
 import ray
 import torch
-from PIL import Image
 
-from lmm_r1.data.images import load_image
+from lmm_r1.data.images import load_image, within_bounds
 from lmm_r1.data.messages import ImagePart, Message
-from lmm_r1.data.sample import EpisodeResult, MediaRef, PlacedMedia, PlacedRef, Said, Sample, SampleMedia, SentMedia
+from lmm_r1.data.sample import MediaRef, PlacedMedia, PlacedRef, Said, Sample, SampleMedia, SentMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
 
@@ -24,8 +23,6 @@ CODES = 256
 SMALLEST = 4096
 # Values of a channel that are tried before all of them.
 SAMPLE = 8192
-# Bits of a value by which it is looked up: a table of this size stays in a processor's cache.
-KEY_BITS = 20
 # Numpy has no bf16, and bits distinguish -0.0 from 0.0.
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -124,12 +121,9 @@ def _coded(values: torch.Tensor, *, channels: int, inner: int) -> CodedTensor | 
     bits = _bits(values).view(-1, channels, inner)
     codes = torch.empty(bits.shape, dtype=torch.uint8)
     tables = bits.new_zeros(channels, CODES)
-    # The first bits distinguish floating-point numbers, the last ones integers.
-    shift = max(0, 8 * values.element_size() - KEY_BITS) if values.is_floating_point() else 0
     for channel in range(channels):
         # Copies the channel if there are several.
-        own = bits[:, channel].reshape(-1)
-        found = _codes(own, shift=shift)
+        found = _codes(bits[:, channel].reshape(-1))
         if found is None:
             return None
         table, places = found
@@ -138,29 +132,16 @@ def _coded(values: torch.Tensor, *, channels: int, inner: int) -> CodedTensor | 
     return CodedTensor(codes=codes.numpy(), tables=tables.numpy(), shape=tuple(values.shape), dtype=values.dtype)
 
 
-def _codes(values: torch.Tensor, *, shift: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the distinct values, sorted, and the index of each value (N,) among them; None if there are too many.
-
-    Indices are looked up by `KEY_BITS` bits after dropping the last `shift` ones; None if these do not distinguish values.
-    """
-    keys = _keys(values, shift=shift)
-    lookup = torch.zeros(2**KEY_BITS, dtype=torch.uint8)
+def _codes(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the distinct values, sorted, and the index of each value (N,) among them; None if there are too many."""
     table = values[:: max(1, len(values) // SAMPLE)].unique()
     while len(table) <= CODES:
-        known = _keys(table, shift=shift)
-        if len(known.unique()) < len(table):
-            return None
-        lookup[known] = torch.arange(len(table), dtype=torch.uint8)
-        places = lookup.index_select(0, keys)
-        unknown = values[table.index_select(0, places.int()) != values]
+        places = torch.searchsorted(table, values, out_int32=True).clamp_(max=len(table) - 1)
+        unknown = values[table.index_select(0, places) != values]
         if not len(unknown):
-            return table, places
+            return table, places.to(torch.uint8)
         table = torch.cat([table, unknown[:SAMPLE]]).unique()
     return None
-
-
-def _keys(values: torch.Tensor, *, shift: int) -> torch.Tensor:
-    return (values >> shift).int() & (2**KEY_BITS - 1)
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
@@ -185,21 +166,15 @@ def fetched(rows: Sequence[SentMedia | SampleMedia]) -> list[SampleMedia]:
     }
     stored: list[CompactMedia] = ray.get([ref.stored for ref in refs.values()]) if refs else []
     tensors = {key: item.expand() for key, item in zip(refs, stored, strict=True)}
-    return [_with_tensors(row, tensors) for row in rows]
+
+    def with_tensors(item: PlacedRef | PlacedMedia) -> PlacedMedia:
+        if isinstance(item, PlacedMedia):
+            return item
+        return PlacedMedia(item.start, tensors[item.ref.key], ref_key=item.ref.key, end=item.end)
+
+    return [tuple(map(with_tensors, row)) if isinstance(row, tuple) else row for row in rows]
 
 
-def _with_tensors(row: SentMedia | SampleMedia, tensors: Mapping[str, Media]) -> SampleMedia:
-    """Return a row's media with tensors instead of references."""
-    if not isinstance(row, tuple):
-        return row
-    return tuple(
-        (
-            PlacedMedia(item.start, tensors[item.ref.key], ref_key=item.ref.key, end=item.end)
-            if isinstance(item, PlacedRef)
-            else item
-        )
-        for item in row
-    )
 
 
 logger = logging.getLogger(__name__)
@@ -238,20 +213,18 @@ def _put(sample: Sample) -> Sample:
     played = sample.played
     if played is None or not (played.shown or any(one.images for one in played.said)):
         return sample
-    stored = ray.put(_pictures(played, location=sample.row.location))
+    location = sample.row.location
+    turns = tuple(_decoded(one, location=location) for one in played.said)
+    stored = ray.put(_Pictures(shown=played.shown, turns=turns))
     said = tuple(one._replace(images=()) for one in played.said)
     return replace(sample, played=replace(played, said=said, shown=(), pictures=stored))
-
-
-def _pictures(played: EpisodeResult, *, location: str) -> _Pictures:
-    return _Pictures(shown=played.shown, turns=tuple(_decoded(one, location=location) for one in played.said))
 
 
 def _decoded(said: Said, *, location: str) -> tuple[ImagePart, ...]:
     """Return the pictures of a turn, decoded and no larger than the policy saw them."""
     try:
         return tuple(
-            replace(part, source=_bounded(load_image(part, location=location), part.max_pixels))
+            replace(part, source=within_bounds(load_image(part, location=location), replace(part, min_pixels=None)))
             for part in said.images
         )
     except UserError:
@@ -262,9 +235,3 @@ def _decoded(said: Said, *, location: str) -> tuple[ImagePart, ...]:
         return ()
 
 
-def _bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
-    pixels = image.width * image.height
-    if max_pixels is None or pixels <= max_pixels:
-        return image
-    scale = math.sqrt(max_pixels / pixels)
-    return image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))

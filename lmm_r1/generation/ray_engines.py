@@ -18,7 +18,7 @@ from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
-from lmm_r1.generation.branching import AgentSpec
+from lmm_r1.generation.branching import agent_rollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.engine_arguments import Guesses, engine_arguments, guesses_so_far
@@ -46,7 +46,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         *,
         reward: RewardConfig | None,
         functions: GivenFunctions | None = None,
-        agent: AgentSpec | None = None,
+        agent: Mapping[str, Any] | None = None,
         beside_models: bool = False,
         temperature: float = 1.0,
         **engine_arguments: Any,
@@ -79,7 +79,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             "weights": self.weights,
         }
         guesses = "speculative_config" in engine_arguments
-        self.groups = GroupRollout(**room) if agent is None else agent.rollout(**room, guesses=guesses)
+        self.groups = GroupRollout(**room) if agent is None else agent_rollout(**agent, **room, guesses=guesses)
 
     def _started_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
@@ -266,7 +266,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "beside_models": config.train.async_enable,
         "reward": config.reward if config.reward.remote_url else None,
         "agent": (
-            AgentSpec(name=train.agent, func_path=train.agent_func_path, settings=config.agent)
+            {"name": train.agent, "func_path": train.agent_func_path, "settings": config.agent}
             if train.plays
             else None
         ),
