@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, check_
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import append_json_lines, cut_torn_line, read_json_lines, text_field
-from lmm_r1.generation.engine import Outcome, SamplingSettings
+from lmm_r1.generation.engine import Outcome, SamplingSettings, outcomes_in
 from remote_rm.service.access import is_local
 
 FINISH_REASONS: dict[object, FinishReason] = {"stop": "stop", "eos_token": "stop", "length": "length"}
@@ -210,24 +211,8 @@ class EndpointEngine:
         Raises:
             EndpointError: the server's error applies to every row.
         """
-        source = iter(rows)
-        tasks: set[asyncio.Task[Outcome]] = set()
-        try:
-            while True:
-                while len(tasks) < self.settings.concurrency and (item := next(source, None)) is not None:
-                    tasks.add(self._loop.create_task(self._outcome(*item, sampling=sampling)))
-                if not tasks:
-                    return
-                waiting = asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                done, _ = self._loop.run_until_complete(waiting)
-                for task in done:
-                    tasks.remove(task)
-                    yield task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            # Also marks the errors of further failed tasks as retrieved.
-            self._loop.run_until_complete(_all_of(tasks))
+        outcome_of = partial(self._outcome, sampling=sampling)
+        return outcomes_in(self._loop, rows, outcome_of, at_once=self.settings.concurrency)
 
     def close(self) -> None:
         """Close the connections."""
@@ -324,6 +309,3 @@ class EndpointEngine:
         text = " ".join(text.split())
         return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
 
-
-async def _all_of(tasks: set[asyncio.Task[Outcome]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)

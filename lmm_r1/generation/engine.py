@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from lmm_r1 import quiet
 from lmm_r1.config.checks import agent_options
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lmm_r1.generation.episode_engine import EpisodeEngine
 
 
+T = TypeVar("T")
 EngineDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -166,6 +168,45 @@ class Engine(Responder, Protocol):
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
         """Return one response, reporting its text as it grows; raises UserError for a row that the engine refuses."""
+
+
+def outcomes_in(
+    loop: asyncio.AbstractEventLoop,
+    rows: Iterable[tuple[int, T]],
+    outcome_of: Callable[[int, T], Coroutine[Any, Any, Outcome]],
+    *,
+    at_once: int,
+) -> Iterator[Outcome]:
+    """Yield the outcome of each (index, row), in the order in which they end, with `at_once` of them in progress.
+
+    Leaving early cancels the others. Raises what `outcome_of` raises.
+    """
+    source = iter(rows)
+    tasks: set[asyncio.Task[Any]] = set()
+    ends: set[asyncio.Task[Any]] = set()
+    try:
+        while True:
+            while len(tasks) < at_once and (item := next(source, None)) is not None:
+                tasks.add(loop.create_task(outcome_of(*item)))
+            if not tasks:
+                return
+            first = loop.create_task(asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))
+            ends = {first}
+            done, _ = loop.run_until_complete(first)
+            for task in done:
+                tasks.remove(task)
+                yield task.result()
+    finally:
+        # If several failed, one is reported. An interrupt leaves the last wait unfinished.
+        end_tasks(loop, tasks | ends)
+
+
+def end_tasks(loop: asyncio.AbstractEventLoop, tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for them."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 Backend = Literal["vllm", "transformers"]

@@ -248,7 +248,9 @@ class EpisodeRollout(GroupRollout):
             if self.environment.raw and episode is not None and not play.opened:
                 play.opened = await self._opened(episode, play, settings)
                 if not play.opened:
-                    return await self._unplayed(engine, play.opening, settings, number=play.number)
+                    return await self._unplayed(
+                        engine, play.opening, settings, number=play.number, problem=play.problem
+                    )
             end: EpisodeEnd | None = None
             while end is None:
                 if before_turn is not None:
@@ -260,10 +262,10 @@ class EpisodeRollout(GroupRollout):
         return self._sample(play, turn, end, settings)
 
     async def _unplayed(
-        self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int
+        self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int, problem: str = ""
     ) -> Sample:
         """Return the sample of an episode that failed before its first turn: one masked turn after the prompt."""
-        play = _Play.of(opening, number=number)
+        play = replace(_Play.of(opening, number=number), problem=problem)
         turn = await self._turn(engine, play, settings)
         play.said.append(Said("assistant", self._text(play, turn)))
         return self._sample(play, turn, "failed", settings)
@@ -276,16 +278,11 @@ class EpisodeRollout(GroupRollout):
             return text is not None
         try:
             encoded = await self.in_thread(self._encoded_opening, text, play.opening)
-        except UserError:
+            if (tokens := len(encoded.token_ids)) >= settings.max_len:
+                raise UserError(f"its {tokens} tokens leave no room in --data.max_len {settings.max_len}")
+        except UserError as error:
+            play.problem = f"its opening text cannot be used: {error}"
             logger.exception("%s: its opening text cannot be used", self._place(play))
-            return False
-        if len(encoded.token_ids) >= settings.max_len:
-            logger.warning(
-                "%s: its opening text takes %d tokens, which leaves no room in --data.max_len %d",
-                self._place(play),
-                len(encoded.token_ids),
-                settings.max_len,
-            )
             return False
         # The images and their tensors are those of the row.
         play.segments = [replace(play.opening.segment, token_ids=tuple(encoded.token_ids))]
@@ -405,7 +402,7 @@ class EpisodeRollout(GroupRollout):
             begun=play.begun,
             parameters=deepcopy(play.sampled_by) if self.environment.raw else None,
         )
-        answered = await self._asked(episode, play, turn)
+        answered = None if episode is None else await self._awaited(_answer_of(episode, turn), play)
         if answered is None:
             return "failed"
         if self.watcher is not None:
@@ -447,17 +444,8 @@ class EpisodeRollout(GroupRollout):
         ended = spoken.finish_reason == "stop" and not spoken.ended_by_text
         return play.begun + self.codec.text(spoken.token_ids, ended=ended)
 
-    async def _asked(self, episode: Episode | None, play: _Play, turn: Turn) -> Answered | None:
-        """Return the environment's answer; None if it fails or takes too long, which only ends this episode."""
-        if episode is None:
-            return None
-
-        async def answer() -> Answered:
-            return _checked(await episode.answer(turn))
-
-        return await self._awaited(answer(), play)
-
     async def _awaited(self, said: Awaitable[Outcome], play: _Play) -> Outcome | None:
+        """Return what the environment says; None if it fails or takes too long, which only ends this episode."""
         try:
             return await within(self.limits.answer_s, said)
         except DeadlinePassed:
@@ -586,8 +574,9 @@ def _pictures(answered: Answered) -> tuple[ImagePart, ...]:
     return tuple(part for part in answered.shown if isinstance(part, ImagePart))
 
 
-def _checked(answered: Answered) -> Answered:
-    """Return an answer; raises TypeError if the environment returned something else."""
+async def _answer_of(episode: Episode, turn: Turn) -> Answered:
+    """Return the environment's answer; raises TypeError if it is something else."""
+    answered = await episode.answer(turn)
     if not isinstance(answered, Answered):
         raise TypeError(f"answer() returned {type(answered).__name__}, not Answered")
     if wrong := [part for part in answered.shown if not isinstance(part, (TextPart, ImagePart))]:

@@ -6,13 +6,11 @@ import asyncio
 import atexit
 import gc
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import LLM
 
@@ -21,7 +19,15 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec
-from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, merged_checkpoint
+from lmm_r1.generation.engine import (
+    EngineSettings,
+    Outcome,
+    SamplingSettings,
+    T,
+    end_tasks,
+    merged_checkpoint,
+    outcomes_in,
+)
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response, hand_on, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
@@ -31,9 +37,6 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.outputs import RequestOutput
-
-
-T = TypeVar("T")
 
 
 class InProcessEngine:
@@ -165,7 +168,6 @@ class InProcessEngine:
 # While the engine is idle, wait for tools of episodes without a busy loop.
 IDLE_TURNS = 10
 IDLE_S = 0.01
-LAST_TURNS = 10
 # An engine's process gives its worker 5 s to end, and 4 s more, before it releases shared memory. vLLM would kill it
 # after 5 s, and leak that memory.
 _ENDING_S = 30.0
@@ -239,7 +241,7 @@ class VllmEngine:
     def outcomes(
         self,
         source: Iterable[tuple[int, T]],
-        outcome_of: Callable[[int, T], Awaitable[Outcome]],
+        outcome_of: Callable[[int, T], Coroutine[Any, Any, Outcome]],
         *,
         responses_per_row: int,
     ) -> Iterator[Outcome]:
@@ -247,30 +249,7 @@ class VllmEngine:
 
         `outcome_of` sends requests to `engine`, for several rows at a time.
         """
-        items = iter(source)
-        ended: deque[Outcome] = deque()
-        running: set[int] = set()
-        tasks: set[asyncio.Task[None]] = set()
-        at_once = max(2, self.responses // responses_per_row)
-
-        async def work(index: int, item: T) -> None:
-            try:
-                ended.append(await outcome_of(index, item))
-            finally:
-                running.remove(index)
-            # Begin the next row before the engine's next step.
-            begin()
-
-        def begin() -> None:
-            while len(running) < at_once and (item := next(items, None)) is not None:
-                running.add(item[0])
-                tasks.add(self._loop.create_task(work(*item)))
-
-        begin()
-        with closing(self._turns(tasks)) as turns:
-            for _ in turns:
-                while ended:
-                    yield ended.popleft()
+        return outcomes_in(self._loop, source, outcome_of, at_once=max(2, self.responses // responses_per_row))
 
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
@@ -286,10 +265,24 @@ class VllmEngine:
 
         Raises what the coroutine raises.
         """
-        with closing(self._turns({self._loop.create_task(work)})) as turns:
-            for _ in turns:
-                if should_stop():
-                    break
+
+        async def watched() -> None:
+            task, idle_turns = asyncio.ensure_future(work), 0
+            try:
+                while not (task.done() or should_stop()):
+                    idle_turns = 0 if self.engine.has_work else idle_turns + 1
+                    await (asyncio.sleep(0) if idle_turns <= IDLE_TURNS else asyncio.wait({task}, timeout=IDLE_S))
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+
+        watching = self._loop.create_task(watched())
+        try:
+            self._loop.run_until_complete(watching)
+        finally:
+            end_tasks(self._loop, {watching})
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a function in another thread, one at a time, and return its result; on a CPU, in the engine's thread."""
@@ -333,7 +326,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
-        self._end(asyncio.all_tasks(self._loop))
+        end_tasks(self._loop, asyncio.all_tasks(self._loop))
         self._loop.close()
         self._beside.shutdown(wait=False)
         self.engine.engine.engine_core.shutdown(timeout=_ENDING_S)
@@ -373,47 +366,6 @@ class VllmEngine:
     def _completion(self, response: Response) -> Completion:
         end = response.finish_reason if response.finish_reason in WHOLE else "aborted"
         return self.codec.completion(response.token_ids, end)
-
-    def _turns(self, tasks: set[asyncio.Task[None]]) -> Generator[None, None, None]:
-        """Yield after each turn of the event loop, in which the engine makes a step, until the tasks have ended.
-
-        Tasks may be added in the meantime; finished ones are removed. Raises what a task raises; leaving early cancels all
-        tasks and aborts their requests.
-        """
-        idle_turns = 0
-        try:
-            while tasks:
-                self._turn(wait_s=IDLE_S if idle_turns > IDLE_TURNS else 0.0)
-                idle_turns = 0 if self.engine.has_work else idle_turns + 1
-                yield
-                for task in [task for task in tasks if task.done()]:
-                    task.result()
-                    tasks.remove(task)
-        finally:
-            self._end(tasks)
-
-    def _turn(self, *, wait_s: float = 0.0) -> None:
-        """Run the callbacks that are due now, or those of the next `wait_s` seconds."""
-        if wait_s:
-            self._loop.call_later(wait_s, self._loop.stop)
-        else:
-            self._loop.call_soon(self._loop.stop)
-        self._loop.run_forever()
-
-    def _end(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Cancel unfinished tasks and wait for them."""
-        pending = [task for task in tasks if not task.done()]
-        for task in pending:
-            task.cancel()
-        while not all(task.done() for task in pending):
-            self._turn()
-        if pending:
-            # Let the episodes that these tasks cancelled abort their requests.
-            for _ in range(LAST_TURNS):
-                self._turn()
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # if several failed, one is reported
 
 
 def _leave_group() -> None:

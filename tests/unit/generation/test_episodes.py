@@ -326,40 +326,6 @@ def test_a_turn_is_sampled_as_its_options_say_and_the_next_one_as_the_environmen
     _, engine = play(environment, [said("5"), said("6"), said("2")])
     asked = [(parameters.stop, parameters.max_tokens) for _, parameters in engine.requests]
     assert asked == [(["</a>"], 4), (["</b>"], 3), (["</a>"], 4)]
-    assert {parameters.structured_outputs for _, parameters in engine.requests} == {None}
-
-
-def test_the_loss_leaves_out_a_turn_that_matches_an_expression():
-    environment = Scripted(told("no", options=TurnOptions(regex="[0-9]+")), OVER)
-    (sample,), engine = play(environment, [said("5"), said("2")])
-    assert [
-        parameters.structured_outputs and parameters.structured_outputs.regex for _, parameters in engine.requests
-    ] == [None, "[0-9]+"]
-    first = len(PROMPT_IDS)
-    assert [place for place, counts in enumerate(sample.loss_mask) if counts] == [first, first + 1]
-    # The engine's log-probs of the constrained turn are known, and none of the loss's.
-    assert sample.generated[-1].log_probs == (-50.0, -1.0)
-    assert [value for value in sample.log_probs if value] == [-53.0, -1.0]
-    assert (sample.generated_tokens, sample.response) == (4, "2")
-
-
-def test_the_last_turn_that_may_be_has_the_form_that_the_run_gives_it():
-    own = TurnOptions(regex="[0-9]", max_tokens=3)
-    environment = Scripted(told("no", options=own), told("no"), OVER, stops=("</a>",))
-    limits = replace(LIMITS, max_turns=3, last_turn_regex="2|3")
-    (sample,), engine = play(environment, [said("5"), said("6"), said("2")], limits=limits)
-    asked = [
-        (parameters.structured_outputs and parameters.structured_outputs.regex, parameters.stop)
-        for _, parameters in engine.requests
-    ]
-    assert asked == [(None, ["</a>"]), ("[0-9]", []), ("2|3", [])]
-    assert [segment.constrained for segment in sample.generated] == [False, True, True]
-    assert sample.played.end == "over"
-    # The environment's own form stays.
-    _, engine = play(
-        Scripted(told("no", options=own), OVER), [said("5"), said("6")], limits=replace(limits, max_turns=2)
-    )
-    assert engine.requests[1][1].structured_outputs.regex == "[0-9]"
 
 
 def test_a_thought_is_gone_on_with_token_by_token_as_it_was_generated():
@@ -395,7 +361,7 @@ async def words(turn: Turn) -> Answered:
 
 
 async def wrong_options(turn: Turn) -> Answered:
-    return told("no", options=TurnOptions(regex="["))
+    return told("no", options=TurnOptions(max_tokens=0))
 
 
 async def own_timeout(turn: Turn) -> Answered:
