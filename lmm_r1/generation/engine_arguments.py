@@ -90,13 +90,11 @@ def kv_bytes_per_token(config: PretrainedConfig, *, width: int) -> int:
     text = config.get_text_config()
     # The last layers may share the keys and values of earlier ones.
     keeping = text.num_hidden_layers - linear_layers(text) - (getattr(text, "num_kv_shared_layers", None) or 0)
-    return 2 * width * sum(_kv_numbers(layer) for layer in text.per_layer_config[:keeping])
-
-
-def _kv_numbers(layer: PretrainedConfig) -> int:
-    """Return how many numbers a layer with this config stores for a token's keys."""
-    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
-    return heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+    numbers = 0
+    for layer in text.per_layer_config[:keeping]:
+        heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+        numbers += heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+    return 2 * width * numbers
 
 
 def engine_bytes(
@@ -115,23 +113,12 @@ def engine_bytes(
     text = config.get_text_config()
     at_once, batched = (1024, 16384) if gpu_bytes >= LARGE_GPU else (256, 8192)
     logits = 8 * min(at_once, responses) * text.vocab_size
-    prefill = width * min(batched, responses * max_len) * (4 * text.hidden_size + 2 * _widest(text))
+    widest = getattr(text, "intermediate_size", None)
+    widest = widest if isinstance(widest, int) else 4 * text.hidden_size
+    prefill = width * min(batched, responses * max_len) * (4 * text.hidden_size + 2 * widest)
     per_response = kv_bytes_per_token(config, width=width) * max_len + 4 * state_numbers(text)
     cache = per_response * min(at_once, responses)
     return (weights + prefill + cache) // gpus + logits + WORKSPACE + SPARE_CACHE
-
-
-def _is_small(config: PretrainedConfig) -> bool:
-    """Return whether capturing CUDA graphs of a model takes longer than they save."""
-    text = config.get_text_config()
-    # A layer's attention and feed-forward matrices have about twelve times the square of its width.
-    return 12 * text.num_hidden_layers * text.hidden_size**2 < FEWEST_PARAMETERS
-
-
-def _widest(text: PretrainedConfig) -> int:
-    """Return the width of a language model's feed-forward layers."""
-    width = getattr(text, "intermediate_size", None)
-    return width if isinstance(width, int) else 4 * text.hidden_size
 
 
 def share_of(needed: int, *, room: int, gpu_bytes: int) -> float:
@@ -214,7 +201,10 @@ def engine_arguments(
         enforce_eager: run without CUDA graphs; None does so for small models only.
         speculation: settings of speculative decoding.
     """
-    on_gpu = cpu.has_cuda()
+    on_gpu, text = cpu.has_cuda(), config.get_text_config()
+    # Capturing CUDA graphs of a small model takes longer than they save. A layer's attention and feed-forward matrices have
+    # about twelve times the square of its width.
+    is_small = 12 * text.num_hidden_layers * text.hidden_size**2 < FEWEST_PARAMETERS
     return {
         "model": model,
         "trust_remote_code": trust_remote_code,
@@ -222,7 +212,7 @@ def engine_arguments(
         "max_model_len": max_model_len,
         "tensor_parallel_size": tensor_parallel_size,
         "gpu_memory_utilization": gpu_memory_utilization,
-        "enforce_eager": not on_gpu or (_is_small(config) if enforce_eager is None else enforce_eager),
+        "enforce_eager": not on_gpu or (is_small if enforce_eager is None else enforce_eager),
         "scheduler_cls": SCHEDULER,
         # Our own lines report what is loaded.
         "use_tqdm_on_load": False,

@@ -512,14 +512,8 @@ class EpisodeRollout(GroupRollout):
     def _place_of(self, row: Row) -> str:
         return f"{row.location}, environment {self.environment.name}"
 
-    async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
-        """Return an episode with its reward, including the environment's."""
-        return self._rewarded(await super()._scored(sample, prompt, settings))
-
-    async def _scored_at_once(self, samples: list[Sample], *arguments: Any) -> list[Sample]:
-        return [self._rewarded(sample) for sample in await super()._scored_at_once(samples, *arguments)]
-
-    def _rewarded(self, sample: Sample) -> Sample:
+    def rewarded(self, sample: Sample) -> Sample:
+        """Return an episode with the environment's rewards and counts."""
         played, score = sample.played, sample.reward
         assert played is not None, "an episode was played"
         rewards = {name: float(played.rewards.get(name, 0.0)) for name in self.environment.rewards}

@@ -20,7 +20,7 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring import GroupSource, Moment, ScoredResponse, Scorer, weighted
+from lmm_r1.scoring import Moment, ScoredResponse, Scorer, weighted
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -187,19 +187,18 @@ class GroupRollout:
 
     async def _scored_samples(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
         """Return samples with their rewards, scored one by one as they end or all at once, depending on the scorer."""
-        tasks: list[asyncio.Task[Sample]] = []
+        tasks: list[asyncio.Task[list[Sample]]] = []
         samples = []
-        at_once = self.scorer if isinstance(self.scorer, GroupSource) else None
         try:
             async with aclosing(self.sampled(engine, opening, settings)) as generated:
                 async for sample in generated:
-                    samples.append(sample)
-                    if at_once is None:
-                        tasks.append(asyncio.create_task(self._weighted_score(sample, opening.prompt, settings)))
-            if at_once is not None:
-                scored = await self._scored_at_once(samples, opening.prompt, at_once, settings)
-                return [self._weighted(sample, settings) for sample in scored]
-            return list(await asyncio.gather(*tasks))
+                    if self.scorer is None or self.scorer.one_by_one:
+                        tasks.append(asyncio.create_task(self._scored([sample], opening.prompt, settings)))
+                    else:
+                        samples.append(sample)
+            if samples:
+                tasks.append(asyncio.create_task(self._scored(samples, opening.prompt, settings)))
+            return list(chain.from_iterable(await asyncio.gather(*tasks)))
         finally:
             for task in tasks:
                 task.cancel()
@@ -253,8 +252,27 @@ class GroupRollout:
             stops=stops,
         )
 
-    async def _weighted_score(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
-        return self._weighted(await self._scored(sample, prompt, settings), settings)
+    async def _scored(
+        self, samples: Sequence[Sample], prompt: EncodedPrompt, settings: GroupSettings
+    ) -> list[Sample]:
+        """Return samples of a group with their rewards; without a scorer a reward model gives them later."""
+        if self.scorer is not None:
+            row = samples[0].row
+            try:
+                scores = await self.scorer.rewards([self._given(sample, prompt, settings) for sample in samples])
+            except (RewardUnavailable, UserError) as error:
+                raised = isinstance(error, FunctionFailed)
+                advice = "; correct it, with the whole traceback by LMM_R1_VERBOSE=1" if raised else ""
+                kind = UserError if isinstance(error, UserError) else RewardUnavailable
+                raise kind(f"{_placed(error, row)}{advice}") from error
+            for score in scores:
+                _check_finite(score, row)
+            samples = [replace(sample, reward=score) for sample, score in zip(samples, scores, strict=True)]
+        return [self._weighted(self.rewarded(sample), settings) for sample in samples]
+
+    def rewarded(self, sample: Sample) -> Sample:
+        """Return a sample with the rewards that the rollout adds itself."""
+        return sample
 
     def _weighted(self, sample: Sample, settings: GroupSettings) -> Sample:
         """Return a sample whose reward has the weighted parts."""
@@ -262,33 +280,6 @@ class GroupRollout:
             return sample
         reward = weighted(sample.scored, settings.part_weights, paid=self.paid_parts, location=sample.row.location)
         return replace(sample, reward=reward)
-
-    async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
-        """Return a sample with its reward; without a scorer a reward model gives it later."""
-        if self.scorer is None:
-            return sample
-        assert not isinstance(self.scorer, GroupSource)
-        try:
-            score = await self.scorer.reward_of(self._given(sample, prompt, settings))
-        except (RewardUnavailable, UserError) as error:
-            raise type(error)(_placed(error, sample.row)) from error
-        _check_finite(score, sample.row)
-        return replace(sample, reward=score)
-
-    async def _scored_at_once(
-        self, samples: list[Sample], prompt: EncodedPrompt, source: GroupSource, settings: GroupSettings
-    ) -> list[Sample]:
-        """Return all samples of a group with their rewards."""
-        row = samples[0].row
-        try:
-            scores = await source.rewards([self._given(sample, prompt, settings) for sample in samples])
-        except UserError as error:
-            raised = isinstance(error, FunctionFailed)
-            advice = "; correct it, with the whole traceback by LMM_R1_VERBOSE=1" if raised else ""
-            raise UserError(f"{_placed(error, row)}{advice}") from error
-        for score in scores:
-            _check_finite(score, row)
-        return [replace(sample, reward=score) for sample, score in zip(samples, scores, strict=True)]
 
     def _given(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> ScoredResponse:
         return ScoredResponse(

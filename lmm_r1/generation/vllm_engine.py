@@ -295,13 +295,7 @@ class VllmEngine:
 
         Raises UserError for a row that the engine refuses, or whose response vLLM aborted.
         """
-        encoded = self.codec.encode(row)
-        request = self._request_of(encoded, sampling, output_per="prompt")
-        request.parameters.seed = seed if sampling.temperature else None
-        async for _ in request.sent_to(self.engine):
-            pass
-        if request.broken:
-            raise UserError(f"{row.location}: vLLM aborted a response ({next(iter(request.broken))})")
+        encoded, request = await self._sampled(row, replace(sampling, seed=seed if sampling.temperature else None))
         return encoded, request.responses[0].token_ids
 
     def call_workers(self, method: str, *arguments: Any) -> None:
@@ -336,21 +330,24 @@ class VllmEngine:
     async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
         try:
-            encoded = self.codec.encode(row)
-            request = self._request_of(encoded, sampling, output_per="prompt")
+            encoded, request = await self._sampled(row, sampling)
         except UserError as error:
             return Outcome(index=index, row=row, reason=str(error))
-        async for _ in request.sent_to(self.engine):
-            pass
-        if request.broken:
-            reason = f"{row.location}: vLLM aborted a response ({next(iter(request.broken))})"
-            return Outcome(index=index, row=row, reason=reason)
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
         completions = tuple(
             replace(one, text=begun + one.text, image_scales=encoded.image_scales)
             for one in map(self._completion, request.responses)
         )
         return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
+
+    async def _sampled(self, row: Row, sampling: SamplingSettings) -> tuple[EncodedPrompt, Request]:
+        encoded = self.codec.encode(row)
+        request = self._request_of(encoded, sampling, output_per="prompt")
+        async for _ in request.sent_to(self.engine):
+            pass
+        if request.broken:
+            raise UserError(f"{row.location}: vLLM aborted a response ({next(iter(request.broken))})")
+        return encoded, request
 
     def _request_of(
         self, encoded: EncodedPrompt, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]

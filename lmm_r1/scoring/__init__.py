@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, overload, runtime_checkable
+from typing import Protocol, overload
 
 from PIL import Image
 
@@ -50,30 +50,23 @@ class ScoredResponse:
     """None outside of a run."""
 
 
-class _Source(Protocol):
+class Scorer(Protocol):
+    """A source of rewards."""
+
+    one_by_one: bool
+    """Whether to score each response as soon as it is available, instead of all responses to a prompt together."""
+
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Raise UserError for the first row that cannot be scored."""
 
-    async def check_health(self) -> None: ...
+    async def check_health(self) -> None:
+        """Start what is needed; raises UserError or RewardUnavailable if that fails."""
 
-    async def close(self) -> None: ...
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        """Return the score of each response, in their order; raises an error instead of leaving out a reward."""
 
-
-@runtime_checkable
-class RowSource(_Source, Protocol):
-    """Scores one response as soon as it is available; raises an error if there is no reward, and never returns without one."""
-
-    async def reward_of(self, item: ScoredResponse) -> Score: ...
-
-
-@runtime_checkable
-class GroupSource(_Source, Protocol):
-    """Scores all responses to a prompt at once, in their order."""
-
-    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
-
-
-Scorer: TypeAlias = RowSource | GroupSource
+    async def close(self) -> None:
+        """Release all resources."""
 
 
 def made_up(row: Row, text: str, *, moment: Moment | None = None) -> ScoredResponse:

@@ -48,6 +48,8 @@ _USERS_MODULES = (MODULE_NAME, "__main__")
 class FunctionScorer:
     """A function in its own process, called once for all responses to a prompt."""
 
+    one_by_one = False
+
     def __init__(self, function: RewardFunction, *, given: Callable[..., Any] | None = None) -> None:
         """Import the file, or take the function itself; raises UserError if it cannot be used.
 

@@ -34,6 +34,8 @@ class VerifierJudge:
     Its worker processes are killed at a time limit, so that no response can hang a command.
     """
 
+    one_by_one = False
+
     def __init__(
         self, verifier_name: str, *, workers: int, item_timeout_seconds: float, flag: str = "--reward"
     ) -> None:

@@ -60,6 +60,8 @@ def sum_of(listed: Sequence[ListedReward], scores: Sequence[Score]) -> Score:
 class WeightedScorer:
     """The weighted sum of verifiers and functions; the first one says what is right."""
 
+    one_by_one = False
+
     def __init__(self, parts: Sequence[ListedReward], sources: Sequence[VerifierJudge | FunctionScorer]) -> None:
         self._parts, self._sources = parts, sources
 
@@ -211,6 +213,8 @@ class RowClient:
     `step`: `steps` and `held_out`. Each key holds a list with one entry per response, as in OpenRLHF.
     """
 
+    one_by_one = True
+
     def __init__(self, client: RewardClient, *, fields: Sequence[RequestField]) -> None:
         self._client = client
         self._fields = fields
@@ -229,8 +233,11 @@ class RowClient:
                         f"JSON cannot represent it ({error}); change or drop it, or omit columns"
                     ) from error
 
-    async def reward_of(self, item: ScoredResponse) -> Score:
-        """Return the reward of a response; raises RewardUnavailable, and UserError for an image that cannot be read."""
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        """Return the rewards; raises RewardUnavailable, and UserError for an image that cannot be read."""
+        return await asyncio.gather(*map(self._reward, batch))
+
+    async def _reward(self, item: ScoredResponse) -> Score:
         return await self._client.reward(
             query=item.query,
             prompt=to_json(item.row.messages),

@@ -107,13 +107,16 @@ class _ScriptedEpisode(Episode):
 class LastTurnScorer:
     """Rewards 1 where the last turn is the label."""
 
+    one_by_one = True
+
     def __init__(self) -> None:
         self.asked: list[ScoredResponse] = []
 
-    async def reward_of(self, item: ScoredResponse) -> Score:
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        (item,) = batch
         self.asked.append(item)
         right = float(item.response == item.row.answer)
-        return Score(reward=right, score=right, parts={"accuracy": right})
+        return [Score(reward=right, score=right, parts={"accuracy": right})]
 
 
 def told(*parts: str | Any, **settings: Any) -> Answered:

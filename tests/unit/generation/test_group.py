@@ -62,11 +62,16 @@ class StreamingEngine:
 class RecordingScorer:
     """Rewards 1 where the response is the label; sets an event at the first request."""
 
+    one_by_one = True
+
     def __init__(self) -> None:
         self.requests: list[ScoredResponse] = []
         self.asked = asyncio.Event()
 
-    async def reward_of(self, item: ScoredResponse) -> Score:
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        return [self.reward_of(item) for item in batch]
+
+    def reward_of(self, item: ScoredResponse) -> Score:
         self.requests.append(item)
         self.asked.set()
         right = float(item.response == item.row.answer)
@@ -74,7 +79,7 @@ class RecordingScorer:
 
 
 class FailingScorer(RecordingScorer):
-    async def reward_of(self, item: ScoredResponse) -> Score:
+    def reward_of(self, item: ScoredResponse) -> Score:
         raise RewardUnavailable("http://127.0.0.1:1/get_reward does not answer")
 
 
@@ -207,7 +212,7 @@ class GivingScorer(RecordingScorer):
         super().__init__()
         self.given = given
 
-    async def reward_of(self, item: ScoredResponse) -> Score:
+    def reward_of(self, item: ScoredResponse) -> Score:
         return self.given if item.response == "2" else Score(reward=1.0, score=1.0, parts={})
 
 
@@ -318,10 +323,10 @@ def test_responses_go_on_from_what_the_row_says_they_begin_with_and_are_scored_w
 class WholeGroupScorer:
     """Rewards by the place in the group, and keeps what it was given."""
 
+    one_by_one = False
+
     def __init__(self) -> None:
         self.batches: list[Sequence[ScoredResponse]] = []
-
-    def check_rows(self, rows: Sequence[Any]) -> None: ...
 
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
         self.batches.append(batch)
