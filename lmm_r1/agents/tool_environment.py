@@ -337,9 +337,7 @@ class ToolEpisode(Episode):
         parts = [part for outcome in outcomes for part in self._environment.answered(outcome)]
         if len(written) > len(taken):
             parts.append(TextPart(self._environment.ignored(len(written) - len(taken))))
-        return Answered(
-            shown=merged_texts(parts), prefill=self._environment.prefill, counts=counts, calls=calls
-        )
+        return Answered(shown=merged_texts(parts), prefill=self._environment.prefill, counts=counts, calls=calls)
 
     async def _outcome(self, written: WrittenCall) -> ToolOutcome:
         name = ""
@@ -532,7 +530,10 @@ class CropEnvironment(ToolEnvironment):
             return [TextPart(f"{outcome.problem}.\n{prompts.error}")]
         parts: list[Part] = []
         for name, image in zip(outcome.names, outcome.result.images, strict=True):
-            numbers = {"action_turn": outcome.turn - 1 + prompts.first_turn, "observation_turn": name.rpartition("_")[2]}
+            numbers = {
+                "action_turn": outcome.turn - 1 + prompts.first_turn,
+                "observation_turn": name.rpartition("_")[2],
+            }
             text = prompts.observation
             for key, number in numbers.items():
                 text = text.replace(f"{{{key}}}", str(number))

@@ -308,4 +308,3 @@ class EndpointEngine:
             text = text.replace(self.settings.api_key, "***")
         text = " ".join(text.split())
         return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
-

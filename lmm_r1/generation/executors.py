@@ -300,7 +300,9 @@ class ExecutorRollout(EpisodeRollout):
             if call.finish_reason not in WHOLE:
                 raise AgentFault(f"a turn of the episode ended in {call.finish_reason}")
             if call.read[: len(known)] != known or not _same(call.images[: len(shown)], shown):
-                raise AgentFault("a turn of the episode does not continue the previous one: its prompt begins differently")
+                raise AgentFault(
+                    "a turn of the episode does not continue the previous one: its prompt begins differently"
+                )
             between, images = call.read[len(known) :], call.images[len(shown) :]
             if between:
                 parts = tuple(map(ImagePart, images)) if settings.pictures else ()

@@ -252,9 +252,7 @@ class GroupRollout:
             stops=stops,
         )
 
-    async def _scored(
-        self, samples: Sequence[Sample], prompt: EncodedPrompt, settings: GroupSettings
-    ) -> list[Sample]:
+    async def _scored(self, samples: Sequence[Sample], prompt: EncodedPrompt, settings: GroupSettings) -> list[Sample]:
         """Return samples of a group with their rewards; without a scorer a reward model gives them later."""
         if self.scorer is not None:
             row = samples[0].row

@@ -175,8 +175,6 @@ def fetched(rows: Sequence[SentMedia | SampleMedia]) -> list[SampleMedia]:
     return [tuple(map(with_tensors, row)) if isinstance(row, tuple) else row for row in rows]
 
 
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -233,5 +231,3 @@ def _decoded(said: Said, *, location: str) -> tuple[ImagePart, ...]:
             "%s: a picture of an episode cannot be read again, and is not recorded", location, exc_info=True
         )
         return ()
-
-

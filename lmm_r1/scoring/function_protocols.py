@@ -305,9 +305,11 @@ class TRLFunction(_NamedFunction):
         values: dict[str, object] = {name: [row.columns.get(name) for row in rows] for name in rows[0].columns}
         values |= {
             "prompts": [
-                "".join(part.text for part in row.messages[-1].parts if isinstance(part, TextPart))
-                if row.text_prompt
-                else to_chat(row.messages)
+                (
+                    "".join(part.text for part in row.messages[-1].parts if isinstance(part, TextPart))
+                    if row.text_prompt
+                    else to_chat(row.messages)
+                )
                 for row in rows
             ],
             COMPLETIONS: [

@@ -117,9 +117,7 @@ def _with_functions(
         return FunctionScorer(own, given=None if own.path or given is None else given.get(str(own.name)))
 
     listed = reward_list(spec, flag=settings.flag)
-    sources = [
-        function(one.source) if is_function(one.source) else judge(one.source) for one in listed
-    ]
+    sources = [function(one.source) if is_function(one.source) else judge(one.source) for one in listed]
     return WeightedScorer(listed, sources) if listed else function(spec)
 
 

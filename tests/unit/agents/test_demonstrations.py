@@ -49,4 +49,3 @@ def test_turns_that_do_not_make_an_episode_are_told_with_the_rows_place(turns, s
     with pytest.raises(UserError) as raised:
         demonstration_of(environment, image_row(coordinates_image(64, 64)), turns)
     assert str(raised.value) == f"rows.jsonl, line 1, environment crop: {said}"
-

@@ -95,7 +95,12 @@ def test_what_is_not_there_is_told(source, said):
         (HEAD, ":Echoes", {}, "Echoes is not an Environment"),
         (HEAD, ":Nothing", {}, "Nothing is not an Environment"),
         (HEAD, "", {"many": 1}, "no option 'many'; known are times"),
-        (HEAD, "", {"times": "x"}, r"it cannot be created with the options {'times': 'x'} \(ValueError: invalid literal"),
+        (
+            HEAD,
+            "",
+            {"times": "x"},
+            r"it cannot be created with the options {'times': 'x'} \(ValueError: invalid literal",
+        ),
         (HEAD + "made = Echo()\n", "", {"times": 1}, "made is an instance and takes no options"),
         ("TOOLS = [lambda: 1]", "", {}, "a name has only letters, digits, _ and -"),
     ],

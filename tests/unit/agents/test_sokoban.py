@@ -96,7 +96,9 @@ def test_a_turn_without_moves_is_answered_and_counted(text, said):
 
 def test_only_five_invalid_moves_are_listed():
     (answered,) = play_episode(SokobanSteps(), row_of(state=ONE_PUSH), plan("U" * 8)).answers
-    assert "8 moves were blocked by a wall or a box, first 1 (Up), 2 (Up), 3 (Up), 4 (Up), 5 (Up)." in texts_of(answered.shown)
+    assert "8 moves were blocked by a wall or a box, first 1 (Up), 2 (Up), 3 (Up), 4 (Up), 5 (Up)." in texts_of(
+        answered.shown
+    )
 
 
 def test_an_episode_ends_where_the_box_is_lost_unless_told_otherwise():

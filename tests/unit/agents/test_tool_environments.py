@@ -132,9 +132,7 @@ def test_a_function_is_offered_called_and_answered():
 
 def test_a_tool_that_fails_is_counted_and_the_episode_goes_on():
     failed, right = play(ToolEnvironment([add, fail]), ROW, '<tool_call>{"name": "fail"}</tool_call>', added(2, 3))
-    assert "Error: the tool failed: it raised RuntimeError: no luck. The call was not executed." in text_of(
-        failed
-    )
+    assert "Error: the tool failed: it raised RuntimeError: no luck. The call was not executed." in text_of(failed)
     assert failed.counts == {"tool_calls": 1, "malformed_calls": 0, "failed_calls": 1}
     assert text_of(right) == "<tool_response>\n5\n</tool_response>"
 
