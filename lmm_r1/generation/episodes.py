@@ -436,6 +436,7 @@ class EpisodeRollout(GroupRollout):
         play.image_ids = (*play.image_ids, *encoded.image_ids)
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
+        play.options = answered.options
         text = _text_of(answered) if answered.raw is None else self.codec.marked_text(encoded.engine_token_ids)
         play.said.append(Said(answered.role, text, _pictures(answered) if settings.pictures else ()))
 

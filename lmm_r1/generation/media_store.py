@@ -123,7 +123,7 @@ def _coded(values: torch.Tensor, *, channels: int, inner: int) -> CodedTensor | 
     tables = bits.new_zeros(channels, CODES)
     for channel in range(channels):
         # Copies the channel if there are several.
-        found = _codes(bits[:, channel].reshape(-1))
+        found = _codes(bits[:, channel].reshape(-1).contiguous())
         if found is None:
             return None
         table, places = found
