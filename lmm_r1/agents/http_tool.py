@@ -58,7 +58,11 @@ class HttpTool(Tool):
 
     def _body(self, arguments: Mapping[str, object]) -> bytes:
         defaults = {name: one.schema["default"] for name, one in self.parameters.items() if not one.is_required}
-        given = {name: _png(one) if isinstance(one, Image.Image) else one for name, one in arguments.items()}
+        given = dict(arguments)
+        for name, one in arguments.items():
+            if isinstance(one, Image.Image):
+                one.save(buffer := io.BytesIO(), "PNG")
+                given[name] = {"png": base64.b64encode(buffer.getvalue()).decode("ascii")}
         return json.dumps({"tool": self.name, "arguments": defaults | given}).encode()
 
 
@@ -74,12 +78,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     except asyncio.IncompleteReadError as error:
         return error.partial
     raise ToolFailed(f"its service answered with more than {_MOST_BYTES} bytes")
-
-
-def _png(image: Image.Image) -> dict[str, str]:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return {"png": base64.b64encode(buffer.getvalue()).decode("ascii")}
 
 
 def _result(body: bytes) -> ToolResult:

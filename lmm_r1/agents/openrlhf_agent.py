@@ -143,10 +143,12 @@ class _Steps(Episode):
         result = await self._agent.loop.run(self._instance.step(states))
         reward = number(result["rewards"], what="rewards")
         feedback = _text(result["environment_feedback"], what="environment_feedback")
+        images = result.get("environment_images")
+        images = [] if images is None else images if isinstance(images, (list, tuple)) else [images]
         self._earned += reward
         self._observation += action + feedback
         return Answered(
-            raw=None if result["done"] else RawText(text=feedback, images=_images(result.get("environment_images"))),
+            raw=None if result["done"] else RawText(text=feedback, images=tuple(map(ImagePart, images))),
             rewards={REWARD: reward},
             score=number(result.get("scores", self._earned), what="scores"),
             logs=logs_of(result),
@@ -185,9 +187,3 @@ def _text(value: Any, *, what: str) -> str:
     if not isinstance(value, str):
         raise AgentFault(f"{what} is a {type(value).__name__}, not text")
     return value
-
-
-def _images(given: Any) -> tuple[ImagePart, ...]:
-    if given is None:
-        return ()
-    return tuple(ImagePart(image) for image in (given if isinstance(given, (list, tuple)) else [given]))

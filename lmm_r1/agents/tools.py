@@ -323,7 +323,8 @@ class Tool:
 
     async def invoked(self, values: dict[str, object], *, images: EpisodeImages, row: Row) -> ToolResult:
         """Run the function on checked arguments, without a deadline."""
-        if not self._is_async:
+        called = getattr(self._function, "__call__", None)  # noqa: B004
+        if not (inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(called)):
             return await self.in_thread(lambda: shown(self._function(**self.filled(values, images=images, row=row))))
         filled = await self.in_thread(partial(self.filled, values, images=images, row=row))
         try:
@@ -355,11 +356,6 @@ class Tool:
         except asyncio.CancelledError:
             self._left_behind.append(thread)
             raise
-
-    @property
-    def _is_async(self) -> bool:
-        called = getattr(self._function, "__call__", None)  # noqa: B004
-        return inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(called)
 
     def _failed(self, reason: str, *, row: Row) -> ToolFailed:
         logger.warning("%s: the tool %s failed: %s", row.location, self.name, reason)

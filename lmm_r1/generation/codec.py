@@ -7,11 +7,12 @@ import hashlib
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
@@ -237,21 +238,17 @@ def check_turn_end(kit: LmmKit, processor: Any, *, path: str, model: str) -> Non
     through = kit.render(processor, [question, answer], add_generation_prompt=False)
     same = next((place for place, pair in enumerate(zip(before, through, strict=False)) if pair[0] != pair[1]), None)
     turn = through[len(before) if same is None else same :]
-    if _end_tokens(path, tokenizer).isdisjoint(turn):
+    # vLLM ends a response at these: the tokenizer's, and those of the checkpoint's generation config.
+    ends = [tokenizer.eos_token_id]
+    with suppress(OSError):  # not every checkpoint has one
+        listed = GenerationConfig.from_pretrained(path).eos_token_id
+        ends += listed if isinstance(listed, list) else [listed]
+    if set(ends).isdisjoint(turn):
         raise UserError(
             f"{model}: the chat template renders an answer as {tokenizer.decode(turn)!r}, which contains no token that ends "
             f"a response ({tokenizer.eos_token}), so no response would end; set the tokenizer's eos_token to the token that "
             "ends a turn, and train the model with lmm-r1 train_sft to generate it"
         )
-
-
-def _end_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids at which vLLM ends a response: the tokenizer's, and those of the checkpoint's generation config."""
-    try:
-        listed = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:
-        listed = None  # not every checkpoint has one
-    return {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
 
 
 def disagrees(policy: Checkpoint) -> bool:

@@ -97,7 +97,7 @@ class EpisodeEngine:
             group = self._group(replace(sampling, seed=seed))
             samples = await self._rollout.run(self.engine.engine, row, group, weight_version=0)
             self._check(row, samples)
-            completions = [self._completion(sample) for sample in sorted(samples, key=_number)]
+            completions = sorted(map(self._completion, samples), key=lambda one: one.played.number if one.played else 0)
             # Encoding pictures must not delay the turns of other rows.
             outcome = await asyncio.to_thread(
                 Outcome(index=index, row=row, completions=tuple(completions)).with_images, self._kept
@@ -146,12 +146,6 @@ class EpisodeEngine:
         buffer = io.BytesIO()
         image.save(buffer, "WEBP", quality=85)
         return replace(part, source=buffer.getvalue())
-
-
-def _number(sample: Sample) -> int:
-    """Return an episode's number among those of its row."""
-    assert sample.played is not None, "an episode was played"
-    return sample.played.number
 
 
 def _stores_nothing(media: Any) -> NoReturn:

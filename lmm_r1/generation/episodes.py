@@ -437,7 +437,10 @@ class EpisodeRollout(GroupRollout):
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
         play.options = answered.options
-        text = _text_of(answered) if answered.raw is None else self.codec.marked_text(encoded.engine_token_ids)
+        if answered.raw is None:
+            text = "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
+        else:
+            text = self.codec.marked_text(encoded.engine_token_ids)
         play.said.append(Said(answered.role, text, _pictures(answered) if settings.pictures else ()))
 
     def _text(self, play: _Play, spoken: TurnPieces) -> str:
@@ -556,11 +559,6 @@ def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> i
     """Return the seed of one of a group's episodes, the same in a resumed run."""
     step = None if settings.moment is None else settings.moment.step
     return zlib.crc32(f"{opening.row.location} {number} {step}".encode())
-
-
-def _text_of(answered: Answered) -> str:
-    """Return the text of an environment's answer, with marks for its pictures."""
-    return "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
 
 
 def _pictures(answered: Answered) -> tuple[ImagePart, ...]:

@@ -261,8 +261,12 @@ class ExecutorRollout(EpisodeRollout):
                 "episodes; return one, or give --reward.remote_url"
             )
         shown = len(calls[-1].images) - len(opening.prompt.images)
+        # An executor only knows the limit of tokens.
+        end: EpisodeEnd = "images" if shown > self.limits.max_images else "over"
+        if len(calls) > self.limits.max_turns:
+            end = "turns"
         played = EpisodeResult(
-            end=self._end(len(calls), shown),
+            end=end,
             images=shown,
             rewards={} if reward is None else {REWARD: number(reward, what="reward")},
             counts={},
@@ -280,12 +284,6 @@ class ExecutorRollout(EpisodeRollout):
             played=played,
             masked=played.over_turn and self.limits.overturn == "mask",
         )
-
-    def _end(self, turns: int, shown: int) -> EpisodeEnd:
-        """Return the end of an episode; an executor only knows the limit of tokens."""
-        if turns > self.limits.max_turns:
-            return "turns"
-        return "images" if shown > self.limits.max_images else "over"
 
     async def _pieces(
         self, calls: Sequence[EngineCall], opening: Opening, settings: GroupSettings

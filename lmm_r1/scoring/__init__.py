@@ -133,15 +133,12 @@ def weighted(score: Score, weights: Sequence[WeightedPart], *, paid: Collection[
     for weight in weights:
         for factor in weight.factors:
             if factor not in score.parts:
-                raise UserError(_unknown(factor, score, location=location))
+                match = nearest(factor, known=score.parts)
+                raise UserError(
+                    f"{location}: {FLAG} names {factor}, but the parts of a response's reward are: "
+                    f"{', '.join(sorted(score.parts)) or 'none'}; {f'did you mean {match}?' if match else 'name one of them'}"
+                )
         reward += weight.earned(score.parts)
         if len(weight.factors) == 1 and weight.factors[0] in paid:
             reward -= score.parts[weight.factors[0]]
     return replace(score, reward=reward)
-
-
-def _unknown(name: str, score: Score, *, location: str) -> str:
-    known = ", ".join(sorted(score.parts)) or "none"
-    match = nearest(name, known=score.parts)
-    meant = f"did you mean {match}?" if match else "name one of them"
-    return f"{location}: {FLAG} names {name}, but the parts of a response's reward are: {known}; {meant}"

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from typing_extensions import Self
 
@@ -121,13 +121,19 @@ class RewardModelScorer:
         normalize: bool,
         trust_remote_code: bool,
     ) -> None:
+        """Args: dtype: as PyTorch names it; `auto` is the checkpoint's own, else fp32."""
+        import torch
+
         from lmm_r1.config.ppo import PPODeepSpeedConfig
         from lmm_r1.lmm_kits import Checkpoint
+        from lmm_r1.models.loading import DTYPES
         from lmm_r1.scoring.reward_model import RewardModel
 
+        config = Checkpoint(path, trust_remote_code=trust_remote_code).config
+        wanted = config.dtype if dtype == "auto" else getattr(torch, dtype)
         self._model = RewardModel(
             path,
-            dtype=_param_dtype(dtype, config=Checkpoint(path, trust_remote_code=trust_remote_code).config),
+            dtype=next((name for name, known in DTYPES.items() if known == wanted), "fp32"),
             max_len=max_len,
             max_batch_tokens=max_batch_tokens,
             value_head_prefix=PPODeepSpeedConfig.value_head_prefix,
@@ -148,16 +154,6 @@ class RewardModelScorer:
             if not math.isfinite(reward):
                 raise UserError(f"{row.location}: {self._path} gives the reward {reward}; is the checkpoint complete?")
         return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
-
-
-def _param_dtype(name: str, *, config: Any) -> str:
-    """Return the precision that `name` means in `--ds.param_dtype`; `auto` is the checkpoint's own, else fp32."""
-    import torch
-
-    from lmm_r1.models.loading import DTYPES
-
-    dtype = config.dtype if name == "auto" else getattr(torch, name)
-    return next((short for short, known in DTYPES.items() if known == dtype), "fp32")
 
 
 class RemoteScorer:
@@ -181,13 +177,14 @@ class RemoteScorer:
         try:
             self._loop.run_until_complete(self._client.check_health())
         except RewardUnavailable as error:
-            self._close()
+            self.__exit__()
             raise UserError(f"{self._flag}: {error}") from error
         return self
 
     def __exit__(self, *raised: object) -> None:
         """Close the connections."""
-        self._close()
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
 
     def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return one score per response.
@@ -209,10 +206,6 @@ class RemoteScorer:
             return self._loop.run_until_complete(self._client.reward_batch(samples))
         except RewardRefused as error:
             raise UserError(f"{row.location}: {error}") from error
-
-    def _close(self) -> None:
-        self._loop.run_until_complete(self._client.close())
-        self._loop.close()
 
 
 def query_of(prompt: str, response: Completion) -> str:
