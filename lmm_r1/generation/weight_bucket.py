@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
@@ -35,11 +35,6 @@ class WeightSlot(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + self.dtype.itemsize * torch.Size(self.shape).numel()
-
-
-def received_slots(sent: Iterable[Sequence[Any]]) -> list[WeightSlot]:
-    """Return the slots sent by a trainer."""
-    return [WeightSlot(*fields) for fields in sent]
 
 
 def handle_of(buffer: torch.Tensor) -> bytes:
