@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,7 +53,7 @@ def sampling_params(
         stop_token_ids=[] if ignore_eos else [end_token_id],
         ignore_eos=ignore_eos,
         skip_special_tokens=False,
-        # Where the engine looks for texts it must know them.
+        # The engine can only find stop texts in text.
         detokenize=bool(stops),
         stop=list(stops),
         include_stop_str_in_output=bool(stops),
@@ -70,16 +70,8 @@ class EngineWeights:
 
     version: int = 0
     """The number of updates so far."""
-    _under_way: dict[str, Request] = field(default_factory=dict)
-
-    @contextmanager
-    def generating(self, request_id: str, request: Request) -> Iterator[None]:
-        """Within the block, record in the request each update during its responses."""
-        self._under_way[request_id] = request
-        try:
-            yield
-        finally:
-            del self._under_way[request_id]
+    under_way: dict[str, Request] = field(default_factory=dict)
+    """The requests in which updates are recorded, by id."""
 
     def replaced(self, counts: Mapping[str, Mapping[int, int]]) -> None:
         """Count an update.
@@ -89,7 +81,7 @@ class EngineWeights:
                 not begun.
         """
         self.version += 1
-        for request_id, request in self._under_way.items():
+        for request_id, request in self.under_way.items():
             request.note_update(counts.get(request_id, {}), version=self.version)
 
 
@@ -156,7 +148,11 @@ class Request:
         The parameters' `output_kind` and `stream_interval` decide how often.
         """
         request_id = uuid.uuid4().hex
-        with self._noting_weights(request_id):
+        if self._weights is not None:
+            for response in self.responses:
+                response.begins = [(0, self._weights.version)]
+            self._weights.under_way[request_id] = self
+        try:
             async with aclosing(engine.generate(self.prompt, self.parameters, request_id)) as outputs:
                 async for output in outputs:
                     self.output, self.read_token_ids = output, output.prompt_token_ids
@@ -164,13 +160,9 @@ class Request:
                         response = self.responses[part.index]
                         response.add(part)
                         yield response
-
-    def _noting_weights(self, request_id: str) -> AbstractContextManager[None]:
-        if self._weights is None:
-            return nullcontext()
-        for response in self.responses:
-            response.begins = [(0, self._weights.version)]
-        return self._weights.generating(request_id, self)
+        finally:
+            if self._weights is not None:
+                del self._weights.under_way[request_id]
 
     def note_update(self, counts: Mapping[int, int], *, version: int) -> None:
         """Record that the following tokens come from new weights.
