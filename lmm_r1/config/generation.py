@@ -108,7 +108,7 @@ class ChatConfig(EpisodeFlags):
     """Sampling temperature; 0 decodes greedily."""
     top_p: float = 0.95
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
-    max_new_tokens: int = 2048
+    max_new_tokens: Annotated[int, Within("[1, inf)")] = 2048
     """Longest answer in tokens; in an episode, the longest turn."""
     max_model_len: Annotated[int | None, Within("[1, inf)")] = None
     """Longest conversation in tokens, including the answer. None is 8192, or the range of the short factors with

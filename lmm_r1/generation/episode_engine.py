@@ -97,7 +97,9 @@ class EpisodeEngine:
             group = self._group(replace(sampling, seed=seed))
             samples = await self._rollout.run(self.engine.engine, row, group, weight_version=0)
             self._check(row, samples)
-            completions = sorted(map(self._completion, samples), key=lambda one: one.played.number if one.played else 0)
+            completions = sorted(
+                map(self._completion, samples), key=lambda one: one.played.number if one.played else 0
+            )
             # Encoding pictures must not delay the turns of other rows.
             outcome = await asyncio.to_thread(
                 Outcome(index=index, row=row, completions=tuple(completions)).with_images, self._kept

@@ -1,4 +1,3 @@
-
 import pytest
 
 from lmm_r1.config.ppo import RewardConfig
