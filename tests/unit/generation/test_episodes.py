@@ -29,21 +29,21 @@ from remote_rm.verifier import Score
 SETTINGS = replace(scripted_engines.SETTINGS, max_len=60)
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
-Scripted = tuple[bytes, str, str | None]
+ScriptedTurn = tuple[bytes, str, str | None]
 """A turn's tokens, how it ended, and by which text."""
 
 
-def said(text: str) -> Scripted:
+def said(text: str) -> ScriptedTurn:
     return bytes([*text.encode(), END]), "stop", None
 
 
 class TalkingEngine:
     """Says the turns of a script one after the other; each episode has its own, in the order in which they begin."""
 
-    def __init__(self, *scripts: Sequence[Scripted]) -> None:
+    def __init__(self, *scripts: Sequence[ScriptedTurn]) -> None:
         self.scripts = [list(script) for script in scripts]
         self.requests: list[tuple[Any, Any]] = []
-        self._episodes: dict[tuple[int, ...], list[Scripted]] = {}
+        self._episodes: dict[tuple[int, ...], list[ScriptedTurn]] = {}
 
     async def generate(self, request: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
         ids = tuple(request["prompt_token_ids"])
@@ -63,7 +63,7 @@ class TalkingEngine:
 class OneEpisode(TalkingEngine):
     """Says one script after the other, whatever it is asked with; a turn may be several pieces."""
 
-    def __init__(self, *pieces: Scripted) -> None:
+    def __init__(self, *pieces: ScriptedTurn) -> None:
         super().__init__()
         self.pieces = list(pieces)
 
@@ -130,7 +130,7 @@ OVER = Answered()
 
 def play(
     environment: Environment,
-    *scripts: Sequence[Scripted],
+    *scripts: Sequence[ScriptedTurn],
     prompt: Row = PROMPT,
     settings: GroupSettings = SETTINGS,
     limits: AgentConfig = LIMITS,
@@ -300,7 +300,7 @@ SWAPPED = CROP.replace("[0.5, 0, 1, 0.5]", "[1, 0, 0.5, 0.5]")
 LONG = replace(SETTINGS, max_len=9000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
 
 
-def cropping(*scripts: Sequence[Scripted], **settings: Any) -> list[Sample]:
+def cropping(*scripts: Sequence[ScriptedTurn], **settings: Any) -> list[Sample]:
     prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
     samples, _ = play(load_environment("crop"), *scripts, prompt=prompt, settings=replace(LONG, **settings))
     return sorted(samples, key=lambda sample: sample.played.number)
