@@ -81,8 +81,8 @@ def observed(space: Space, value: Any) -> list[Part]:
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts: list[Part] = []
-        for name in space if isinstance(space, spaces.Dict) else range(len(space)):
-            parts += [TextPart(f"\n{name}: " if parts else f"{name}: "), *observed(space[name], value[name])]
+        for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            parts += [TextPart(f"\n{name}: " if parts else f"{name}: "), *observed(part, value[name])]
         return parts
     if not isinstance(value, np.ndarray):
         return [TextPart(str(value))]

@@ -416,13 +416,14 @@ def load_crop_prompts(path: Path) -> CropPrompts:
         raise UserError(f"prompts {path}: {error.strerror}; check the path") from error
     except (ValueError, SyntaxError) as error:
         raise UserError(f"prompts {path}: it cannot be parsed as JSON or Python: {error}") from error
-    found = {}
+    found: dict[str, str] = {}
     for key, name in _TEXTS.items():
         name = name if path.suffix == ".py" else key
-        found[key] = texts.get(name) if isinstance(texts, dict) else None
-        if not isinstance(found[key], str) or (key == "observation" and len(_IMAGE.findall(found[key])) != 1):
+        text = texts.get(name) if isinstance(texts, dict) else None
+        if not isinstance(text, str) or (key == "observation" and len(_IMAGE.findall(text)) != 1):
             what = ", with exactly one <image>" if key == "observation" else ""
             raise UserError(f"prompts {path}: it has no text {name}{what}; add it")
+        found[key] = text
     return CropPrompts(**found, first_turn=0 if path.suffix == ".py" else 1)
 
 
