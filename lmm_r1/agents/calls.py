@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 _MOST_QUOTED = 100
-# Special tokens and tags are written with what is left out here; a kit would read them as such.
+MOST_SAID = 200
+"""Characters of a message that a policy is shown."""
+# All characters except these: special tokens and tags need others, and a kit would parse them.
 _UNSAFE = re.compile(r"[^\w +\-.,:;!?'\"()\[\]{}/=*%#@&$~^…]")
 
 
@@ -18,16 +22,21 @@ class BadCall(Exception):
 
 
 def harmless(text: str, *, most: int) -> str:
-    """Return text on one line, cut after `most` characters, without what special tokens and tags are written with."""
+    """Return text on one line, cut after `most` characters, without the characters of special tokens and tags."""
     cut = text if len(text) <= most else f"{text[:most]}…"
     return _UNSAFE.sub("?", " ".join(cut.split()))
 
 
 def quoted(value: object) -> str:
-    """Return what a policy has written as it may stand in a sentence: short, and harmless."""
+    """Return text of a policy for use in a sentence: short, and harmless."""
     if isinstance(value, str):
         return f"'{harmless(value, most=_MOST_QUOTED)}'"
     return harmless(json.dumps(value, ensure_ascii=False, default=str), most=_MOST_QUOTED)
+
+
+def told(error: BaseException) -> str:
+    """Return an error for use in a sentence for the policy."""
+    return harmless(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, most=MOST_SAID)
 
 
 JsonValue: TypeAlias = "None | bool | int | float | str | list[JsonValue] | dict[str, JsonValue]"
@@ -36,160 +45,76 @@ MOST_CHARACTERS = 20_000
 _DEEPEST = 32
 _LONGEST_INT = 40
 _NEAR = 20
-_FENCE = "```"
-_CLOSING_QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
-_LITERALS = {"true": True, "false": False, "null": None, "none": None}
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_SPACE = re.compile(r"\s*")
-_NUMBER = re.compile(
-    r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|(?:infinity|inf|nan)\b)", re.IGNORECASE
-)
-_INT = re.compile(r"[+-]?[0-9]+")
-_WORD = re.compile(r"[^\W0-9][\w-]*")
-_STRINGS = {
-    opening: re.compile(rf"{opening}([^{closing}\\]*(?:\\.[^{closing}\\]*)*){closing}", re.DOTALL)
-    for opening, closing in _CLOSING_QUOTES.items()
-}
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_FENCED = re.compile(r"```\w*(.*?)(?:```)?", re.DOTALL)
+# A string, closed or not, or one bracket.
+_STRING_OR_BRACKET = re.compile(r""""(?:[^"\\]|\\.)*(?:"|\Z)|'(?:[^'\\]|\\.)*(?:'|\Z)|[][{}()]""", re.DOTALL)
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 
 def read_json(text: str) -> JsonValue:
-    """Return the one value that a text holds.
+    """Return the value in a text: JSON, or a Python literal such as `{'a': (1, None)}`.
 
-    Taken as well: single quotes, bare words as keys and texts, trailing commas, Python's `True`, `None` and tuples, a code
-    fence around it, and brackets that are missing, or too many, at its end. NaN and infinity are read; whoever wants a
-    number refuses them.
+    A code fence around it is ignored. Closing brackets at its end may be missing or surplus.
 
     Raises:
-        BadCall: it is no JSON, a key stands twice in one object, or it is too long or too deep.
+        BadCall: it is neither, an object has a key twice, or it is too deeply nested.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise BadCall(f"the call has {len(text)} characters, and no more than {MOST_CHARACTERS} are read")
-    reader = _Reader(_without_fence(text.strip()))
-    value = reader.value(depth=0)
-    reader.end()
+    fenced = _FENCED.fullmatch(text.strip())
+    text = _balanced(fenced[1] if fenced else text)
+    try:
+        value = _loaded(text)
+    except ValueError as error:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about backslashes
+                value = _loaded(json.dumps(ast.literal_eval(text)))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise _unreadable(error, text) from error
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BadCall("the JSON contains half of a surrogate pair") from error
     return value
 
 
-def _without_fence(text: str) -> str:
-    if not text.startswith(_FENCE):
-        return text
-    inner = text[len(_FENCE) :].removesuffix(_FENCE)
-    language = _WORD.match(inner)
-    return inner[language.end() :] if language else inner
+def _loaded(text: str) -> JsonValue:
+    # The time that int() takes grows with the square of the digits.
+    def whole(digits: str) -> int | float:
+        return int(digits) if len(digits) <= _LONGEST_INT else float(digits)
+
+    return json.loads(text, strict=False, parse_int=whole, object_pairs_hook=_unique)
 
 
-def _unescaped(raw: str) -> str:
-    if "\\" not in raw:
-        return raw
-
-    def character(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPES.get(code, code)
-
-    # Halves of surrogate pairs are joined; one that stands alone can be written to no file.
-    return _ESCAPE.sub(character, raw).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _unique(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise BadCall(f"the key {quoted(twice)} appears twice")
+    return read
 
 
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
+def _balanced(text: str) -> str:
+    """Return a text without surplus closing brackets at its end, and with the missing ones."""
+    text = text.strip()
+    unclosed: list[str] = []
+    for found in _STRING_OR_BRACKET.finditer(text):
+        mark = found[0]
+        if mark in _CLOSING:
+            unclosed.append(_CLOSING[mark])
+            if len(unclosed) > _DEEPEST:
+                raise BadCall(f"the JSON is nested more than {_DEEPEST} levels deep")
+        elif unclosed and mark == unclosed[-1]:
+            unclosed.pop()
+        elif not unclosed and not text[found.start() :].strip(" \n\t}])"):
+            return text[: found.start()]
+    return text + "".join(reversed(unclosed))
 
-    def value(self, *, depth: int) -> JsonValue:
-        if depth > _DEEPEST:
-            raise BadCall(f"the JSON is nested more than {_DEEPEST} levels deep")
-        first = self._peek()
-        if first == "{":
-            return self._object(depth=depth)
-        if first in ("[", "("):
-            return self._list(closing="]" if first == "[" else ")", depth=depth)
-        if first in _STRINGS:
-            return self._string(first)
-        if number := self._taken(_NUMBER):
-            # The time that int() takes grows with the square of the digits.
-            return int(number) if _INT.fullmatch(number) and len(number) <= _LONGEST_INT else float(number)
-        if word := self._taken(_WORD):
-            return _LITERALS.get(word.lower(), word)
-        raise self._error("a value is missing")
 
-    def end(self) -> None:
-        """Raise BadCall where anything but closing brackets is left."""
-        rest = self._text[self._at :].lstrip(" \t\r\n}])")
-        if rest:
-            self._at = len(self._text) - len(rest)
-            raise self._error("there is more text behind the JSON")
-
-    def _object(self, *, depth: int) -> dict[str, JsonValue]:
-        self._at += 1
-        read: dict[str, JsonValue] = {}
-        while not self._closes("}"):
-            key = self._key()
-            if key in read:
-                raise BadCall(f"the key {quoted(key)} stands twice in one object")
-            if self._peek() != ":":
-                raise self._error(f"a colon is missing behind the key {quoted(key)}")
-            self._at += 1
-            read[key] = self.value(depth=depth + 1)
-            self._separate("}")
-        return read
-
-    def _list(self, *, closing: str, depth: int) -> list[JsonValue]:
-        self._at += 1
-        read: list[JsonValue] = []
-        while not self._closes(closing):
-            read.append(self.value(depth=depth + 1))
-            self._separate(closing)
-        return read
-
-    def _key(self) -> str:
-        first = self._peek()
-        if first in _STRINGS:
-            return self._string(first)
-        if word := self._taken(_WORD):
-            return word
-        raise self._error("a key is missing")
-
-    def _string(self, quote: str) -> str:
-        match = _STRINGS[quote].match(self._text, self._at)
-        if match is None:
-            raise self._error("the quotation mark is never closed")
-        self._at = match.end()
-        return _unescaped(match[1])
-
-    def _closes(self, closing: str) -> bool:
-        """Whether an object or a list ends here, with its bracket or with the text, and step behind it."""
-        first = self._peek()
-        if first == closing:
-            self._at += 1
-        return first in ("", closing)
-
-    def _separate(self, closing: str) -> None:
-        first = self._peek()
-        if first == ",":
-            self._at += 1
-        elif first not in ("", closing):
-            raise self._error(f"a comma or {closing} is missing")
-
-    def _peek(self) -> str:
-        """Step over space and return the next character; nothing at the end."""
-        space = _SPACE.match(self._text, self._at)
-        assert space is not None
-        self._at = space.end()
-        return self._text[self._at : self._at + 1]
-
-    def _taken(self, pattern: re.Pattern[str]) -> str:
-        match = pattern.match(self._text, self._at)
-        if match is None:
-            return ""
-        self._at = match.end()
-        return match[0]
-
-    def _error(self, reason: str) -> BadCall:
-        if self._at >= len(self._text):
-            return BadCall(f"the JSON ends too early: {reason}")
-        near = harmless(self._text[self._at : self._at + _NEAR], most=_NEAR)
-        return BadCall(f"the JSON cannot be read from character {self._at + 1} on, at '{near}': {reason}")
+def _unreadable(error: ValueError, text: str) -> BadCall:
+    if not isinstance(error, json.JSONDecodeError):
+        return BadCall("the JSON cannot be read")
+    near = harmless(text[error.pos : error.pos + _NEAR], most=_NEAR)
+    return BadCall(f"the JSON cannot be read from character {error.pos + 1} on, at '{near}': {error.msg}")
 
 
 CROP = "crop"
@@ -201,46 +126,48 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 @dataclass(frozen=True, kw_only=True)
 class Call:
     name: str
-    """Of the tool."""
+    """The name of the tool."""
     arguments: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallFormat:
-    """A way to write a call: what stands between `<tag>` and `</tag>`."""
+    """A way to write a call: between `<tag>` and `</tag>`."""
 
     tag: str
     read: Callable[[str], Call]
-    """From what stands between the tags; raises BadCall."""
+    """Parses the text between the tags; raises BadCall."""
 
     @property
     def closing(self) -> str:
-        """What a call ends with."""
+        """The text that ends a call."""
         return f"</{self.tag}>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenCall:
-    """A call as it stands in a turn."""
+    """A call as written in a turn."""
 
     format: CallFormat
     body: str = ""
-    """What stands between the tags."""
+    """The text between the tags."""
     problem: str = ""
-    """What is wrong with the tags; empty where both are there."""
+    """What is wrong with the tags; empty if both are present."""
 
     def read(self) -> Call:
         """Return what the call says; raises BadCall."""
         if self.problem:
             raise BadCall(self.problem)
+        if len(self.body) > MOST_CHARACTERS:
+            raise BadCall(f"the call has {len(self.body)} characters, and no more than {MOST_CHARACTERS} are read")
         return self.format.read(self.body)
 
 
 def written_calls(text: str, formats: Sequence[CallFormat]) -> list[WrittenCall]:
     """Return the calls of a turn, in their order.
 
-    A call reaches from the last opening tag before a closing one. Where there is none, a tag without its partner is taken
-    for a call, which `read` refuses, unless an answer stands behind it: thoughts may speak of a tag.
+    A call starts at the last opening tag before a closing one. If there is no complete call, a single tag counts as a call,
+    which `read` refuses, unless an answer follows it: thoughts may mention a tag.
     """
     by_tag = {one.tag: one for one in formats}
     calls: list[WrittenCall] = []
@@ -285,47 +212,34 @@ def _tool_call(body: str) -> Call:
 
 
 def _function(body: str) -> Call:
-    if len(body) > MOST_CHARACTERS:
-        raise BadCall(f"the call has {len(body)} characters, and no more than {MOST_CHARACTERS} are read")
     found = _FUNCTION.fullmatch(body)
     if found is None:
         raise BadCall("the call is not of the form <function=NAME> parameters </function>")
-    arguments: dict[str, JsonValue] = {}
-    rest = found["parameters"]
-    while parameter := _PARAMETER.match(rest):
-        key = parameter["key"].strip()
-        if key in arguments:
-            raise BadCall(f"the parameter {quoted(key)} is given twice")
-        arguments[key] = _line_value(parameter["value"])
-        rest = rest[parameter.end() :]
-    if rest.strip():
-        raise BadCall(f"{quoted(rest.strip())} is not of the form <parameter=NAME> value </parameter>")
-    return Call(name=found["name"].strip(), arguments=arguments)
+    pairs = [(one["key"].strip(), _line_value(one["value"])) for one in _PARAMETER.finditer(found["parameters"])]
+    if rest := _PARAMETER.sub("", found["parameters"]).strip():
+        raise BadCall(f"{quoted(rest)} is not of the form <parameter=NAME> value </parameter>")
+    return Call(name=found["name"].strip(), arguments=_unique(pairs))
 
 
 def _tool_block(body: str) -> Call:
     """Read `key: value` lines, `name` being the tool's, or JSON."""
     if body.lstrip().startswith(("{", "`")):
         return _named(_object(read_json(body), holds="name and the arguments"), loose=True)
-    if len(body) > MOST_CHARACTERS:
-        raise BadCall(f"the call has {len(body)} characters, and no more than {MOST_CHARACTERS} are read")
-    values: dict[str, JsonValue] = {}
+    pairs: list[tuple[str, JsonValue]] = []
     for line in filter(None, map(str.strip, body.splitlines())):
         key, colon, value = line.partition(":")
         key = key.strip()
         if not colon or not key:
             raise BadCall(f"the line {quoted(line)} is not of the form key: value")
-        if key in values:
-            raise BadCall(f"the key {quoted(key)} stands in two lines")
-        values[key] = value.strip() if key == "name" else _line_value(value.strip())
-    return _named(values, loose=True)
+        pairs.append((key, value.strip() if key == "name" else _line_value(value.strip())))
+    return _named(_unique(pairs), loose=True)
 
 
 def _line_value(text: str) -> JsonValue:
     try:
         return read_json(text)
     except BadCall:
-        # Text needs no quotation marks in such a line; whether it may be text, the tool's schema knows.
+        # Text needs no quotation marks here; the tool's schema decides whether text is accepted.
         return text
 
 
@@ -333,28 +247,25 @@ def _named(values: dict[str, JsonValue], *, loose: bool) -> Call:
     """Return the call that an object describes.
 
     Args:
-        loose: whether the arguments may stand beside the name.
+        loose: whether the arguments may be next to the name.
     """
     name = values.pop("name", None)
     if not isinstance(name, str) or not name.strip():
         raise BadCall("the call has no name: the name of a tool, as text")
     given = [key for key in _ARGUMENTS if key in values]
-    if not given:
-        if values and not loose:
-            raise BadCall(f"beside name the call has {_listed(values)}; the tool's arguments belong into arguments")
+    if loose and not given:
         return Call(name=name.strip(), arguments=values)
-    arguments = values.pop(given[0])
+    arguments = values.pop(given[0]) if given else {}
     if values:
-        raise BadCall(f"beside name and {given[0]} the call has {_listed(values)}")
+        raise BadCall(
+            f"in addition to name and arguments, the call has {quoted(', '.join(values))}; the arguments of the tool belong "
+            "into arguments"
+        )
     if isinstance(arguments, str):
         arguments = read_json(arguments)
     if not isinstance(arguments, dict):
         raise BadCall(f"{given[0]} must be a JSON object, not {quoted(arguments)}")
     return Call(name=name.strip(), arguments=arguments)
-
-
-def _listed(values: Mapping[str, JsonValue]) -> str:
-    return quoted(", ".join(values))
 
 
 GROUNDING = CallFormat(tag="grounding", read=_grounding)

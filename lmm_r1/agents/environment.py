@@ -1,9 +1,8 @@
-"""What an environment is: it shows a policy a row, answers each of its turns, and ends the episode; the simplest one."""
+"""The interface of environments: they show a row to a policy, answer each of its turns, and end the episode."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -23,97 +22,84 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the policy has said in one turn."""
+    """One turn of the policy."""
 
     text: str
-    """As it was generated, without the end token; what the turn was begun with stands in front."""
+    """The generated text without the end token, preceded by the text with which the turn begins."""
     number: int
-    """Which of the episode's turns it is, from 0."""
+    """Index of the turn in the episode, from 0."""
     ended: bool
-    """Whether the policy ended it itself; False where it reached its limit of tokens."""
+    """Whether the policy ended it itself; False if it reached its limit of tokens."""
     begun: str = ""
-    """What of the text the turn was begun with."""
+    """The beginning of the text, which the policy has not generated."""
     parameters: SamplingParams | None = None
-    """What it was sampled by, for environments that write all their text themselves (`Environment.raw`)."""
+    """The sampling parameters, for environments with raw text (`Environment.raw`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawText:
-    """Text that goes to the tokenizer as it stands: who has written it has written the chat template's marks, too.
+    """Text that is tokenized unchanged, including the special tokens of the chat template.
 
-    It is encoded once, by itself, and stands behind the ids that are there; what it says of the end of the policy's
-    turn and the beginning of the next one, or does not say, is what the policy reads.
+    It is tokenized once, by itself, and appended to the ids so far. It must close the policy's turn and open the next one.
     """
 
     text: str
-    """Where images stand, it has what the model's chat template writes for them."""
+    """Images are marked as the model's chat template marks them."""
     images: tuple[ImagePart, ...] = ()
-    """In the order of their marks."""
+    """The images, in the order of their marks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnOptions:
-    """How one turn of the policy is sampled, where that is not as the environment and the run have it.
+    """How one turn of the policy is sampled; unset options are those of the environment and the run.
 
     Raises UserError for options that contradict one another.
     """
 
     stops: tuple[str, ...] | None = None
-    """Texts that end the turn, and belong to it; None takes the environment's, or none beside `regex`."""
-    regex: str | None = None
-    """What the whole turn must match, but for its prefill. The loss leaves such a turn out."""
+    """Texts that end the turn, and belong to it; None uses the environment's."""
     max_tokens: int | None = None
-    """Longest turn in tokens, where the run allows as many; None is what the run allows."""
+    """Longest turn in tokens, within the run's limits; None uses the run's."""
     thought: ThoughtConfig | None = None
-    """Budget forcing of this turn; None takes that of `--agent.thought.*`, or none beside `regex`."""
+    """Budget forcing of this turn; None uses `--agent.thought.*`."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UserError(f"TurnOptions: max_tokens {self.max_tokens} must be at least 1")
         if self.thought is not None:
             check_thought(self.thought, prefix="TurnOptions: thought.")
-        if self.regex is None:
-            return
-        if self.thought is not None and self.thought.forces:
-            raise UserError(
-                "TurnOptions: regex says what the whole turn is, and thought would add to it; give one of them"
-            )
-        try:
-            re.compile(self.regex)
-        except re.error as error:
-            raise UserError(f"TurnOptions: regex {self.regex!r} is no regular expression: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What an environment says to one turn."""
+    """An environment's answer to one turn."""
 
     shown: tuple[Part, ...] = ()
-    """The content of the next message to the policy; empty where the episode is over."""
+    """The content of the next message to the policy; empty if the episode is over."""
     role: str = "user"
-    """Of that message."""
+    """The role of that message."""
     prefill: str = ""
-    """How the policy's next turn begins; the policy has not generated it."""
+    """The beginning of the policy's next turn, which the policy does not generate."""
     options: TurnOptions = field(default_factory=TurnOptions)
     """How the policy's next turn is sampled."""
     raw: RawText | None = None
-    """In the place of `shown`, role and prefill: all that stands between the turn and the next."""
+    """All text between this turn and the next, instead of `shown`, role and prefill."""
     parameters: SamplingParams | None = None
-    """What later turns are sampled by, beside what training needs; None goes on as before."""
+    """Sampling parameters of later turns, changed as training needs; None keeps the current ones."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Named parts of the reward that this turn has earned; those of one name are summed over an episode."""
+    """Named parts of the reward for this turn; they are summed over an episode."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What is counted and logged, and pays nothing: tool calls, malformed calls, steps."""
+    """Counts that are logged but not rewarded: tool calls, malformed calls, steps."""
     calls: tuple[CallOutcome, ...] = ()
-    """What became of the calls in the turn, for people to look at; the counts are what is logged."""
+    """The outcomes of the calls in the turn, for people."""
     logs: Mapping[str, float] = field(default_factory=dict)
-    """What is logged under `agent/NAME`, by names that the environment does not state; an episode's last ones count."""
+    """Values logged as `agent/NAME`, under undeclared names; the last ones of an episode count."""
     score: float | None = None
-    """How right the episode was so far, by which groups are filtered; None: by its rewards."""
+    """How correct the episode was so far, for filtering groups; None uses its rewards."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the episode ends with the turn that this answers."""
+        """Whether the episode is over."""
         return not self.shown and self.raw is None
 
 
@@ -121,67 +107,65 @@ class Episode(ABC):
     """The state of an environment for one sample."""
 
     async def open(self, prompt: str) -> str:
-        """Return what a raw environment begins with: the row as the chat template writes it, or what is shown instead.
+        """Return the text with which a raw environment begins: the row as rendered by the chat template, or another text.
 
-        It must hold the marks of the row's images. An exception is the environment's own fault, as in `answer`.
+        It must contain the marks of the row's images. An exception means that the environment is broken, as in `answer`.
         """
         return prompt
 
     @abstractmethod
     async def answer(self, turn: Turn) -> Answered:
-        """Return what the environment says to a turn.
+        """Return the environment's answer to a turn.
 
-        What a policy may write is never an error: a call that cannot be read is answered, and counted. An exception is
-        the environment's own fault; it ends the episode, is logged with the row, and is counted.
+        Malformed output of a policy is not an error: answer and count it. An exception means that the environment is
+        broken; it ends the episode, is logged with the row, and is counted.
         """
 
     def branch(self) -> Episode:
-        """Return a copy that goes on from here by itself; its environment and its row stay the same objects.
+        """Return an independent copy in the same state; its environment and its row stay the same objects.
 
-        An episode that holds what no copy can hold as well, a process or a connection, has one of its own or raises
-        what says so.
+        Override it for an episode that holds a process or a connection, which cannot be copied.
         """
         return deepcopy(self, {id(value): value for value in vars(self).values() if isinstance(value, Row)})
 
     async def close(self) -> None:  # noqa: B027 - few episodes hold anything
-        """Let go of what the episode holds; called once, however it has ended."""
+        """Release the episode's resources; called once, however it has ended."""
 
 
 class Environment(ABC):
-    """Begins episodes; one serves all rows of a run, from several tasks of one event loop."""
+    """Begins episodes; one instance serves all rows of a run, from several tasks of one event loop."""
 
     name: ClassVar[str]
     """Its name on the command line: `crop`."""
     stops: ClassVar[tuple[str, ...]] = ()
-    """Texts that end a turn where the policy writes them; they belong to the turn."""
+    """Texts that end a turn when the policy writes them; they belong to the turn."""
     rewards: ClassVar[tuple[str, ...]] = ()
-    """The names of all parts of the reward that its answers may give; one that an episode does not earn is 0."""
+    """The names of all parts of the reward; missing parts are 0."""
     counts: ClassVar[tuple[str, ...]] = ()
-    """The names of all that its answers may count."""
+    """The names of all counts."""
     raw: ClassVar[bool] = False
-    """Whether its episodes are text that goes to the tokenizer as it stands: they `open`, and may be shown rows of plain
-    text."""
+    """Whether its episodes are raw text: they `open`, and may begin with rows of plain text."""
     waits: ClassVar[bool] = False
-    """Whether `shown_row` may take longer than a moment; it then runs in a thread, within the deadline of an answer."""
+    """Whether `shown_row` may block; it then runs in a thread, within the deadline of an answer."""
 
     @property
     def call_tags(self) -> tuple[str, ...]:
-        """The tags of its tool calls, by which `turn_format` knows a turn that calls; by default no turn does."""
+        """The tags of its tool calls, for `turn_format`; none by default."""
         return ()
 
     def derived(self, counts: Mapping[str, float]) -> Mapping[str, float]:
-        """Return further numbers that an episode is logged with: the same names for all, as what was counted in it says.
+        """Return further values to log, computed from an episode's counts; every episode must have the same names.
 
-        Like counts they pay nothing unless `--reward.part_weights` names them.
+        Like counts, they do not affect the reward unless `--reward.part_weights` names them.
         """
         return {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Environment:
-        # It keeps nothing of an episode, so that copies of one share it.
+        # Environments have no state of an episode, so copies of an episode share them.
         return self
 
     def shown_row(self, row: Row) -> Row:
-        """Return the row as the policy is shown it, with what it must be told of the environment; by default as it is."""
+        """Return the row as shown to the policy, with the environment's instructions; unchanged by default."""
         return row
 
     def first_turn(self, row: Row) -> TurnOptions:
@@ -193,30 +177,17 @@ class Environment(ABC):
         """Return a new episode.
 
         Args:
-            row: as it was read, not as it is shown.
-            seed: its own among the samples of a group, the same in a run that was resumed.
+            row: the original row, not the one that is shown.
+            seed: differs between the samples of a group, and is the same in a resumed run.
         """
 
 
-class RunningParts:
-    """Pays parts as they stand: over an episode, however it ends, the sum of each is what it was at last."""
-
-    def __init__(self) -> None:
-        self._paid: dict[str, float] = {}
-
-    def pay(self, standing: Mapping[str, float]) -> dict[str, float]:
-        """Return what each part has changed by since it was last paid."""
-        changes = {name: value - self._paid.get(name, 0.0) for name, value in standing.items()}
-        self._paid.update(standing)
-        return changes
-
-
 def with_parts(row: Row, parts: tuple[Part, ...]) -> Row:
-    """The row with parts added to its last turn of the user; raises UserError where it has none."""
+    """Return the row with parts added to its last user turn; raises UserError if it has none."""
     places = [place for place, message in enumerate(row.messages) if message.role == "user"]
     if not places:
         raise UserError(
-            f"{row.location}: the prompt has no turn of the user, and this environment adds to it; write one"
+            f"{row.location}: the prompt has no user turn, to which this environment adds its instructions; write one"
         )
     last = row.messages[places[-1]]
     changed = replace(last, parts=last.parts + parts)
@@ -226,19 +197,19 @@ def with_parts(row: Row, parts: tuple[Part, ...]) -> Row:
 def demonstration_of(
     environment: Environment, row: Row, turns: Sequence[str], *, seed: int = 0
 ) -> tuple[Message, ...]:
-    """Return the row as the environment shows it, the turns, and what it shows between them: a rollout that says the same.
+    """Return the messages of an episode with the given turns of the policy, as in a rollout.
 
     Args:
-        turns: all that the policy says, each with what the environment begins it with.
-        seed: of the episode.
+        turns: the policy's turns, each with its prefill.
+        seed: the episode's seed.
 
     Raises:
-        UserError: the episode is over before the last turn or goes on after it, or a turn has another beginning.
+        UserError: the episode ends before the last turn or continues after it, or a turn lacks its prefill.
     """
     return _loop().run_until_complete(_played(environment, row, turns, seed=seed))
 
 
-# One for all demonstrations, so that what an environment holds of a loop, such as a client, stays usable.
+# One for all demonstrations, so that an environment's clients stay usable.
 _loop = cache(asyncio.new_event_loop)
 
 
@@ -255,14 +226,14 @@ async def _played(environment: Environment, row: Row, turns: Sequence[str], *, s
                 messages.append(Message(role=answered.role, parts=tuple(answered.shown)))
             if not text.startswith(answered.prefill):
                 raise UserError(
-                    f"{place}: turn {number + 1} must begin with {answered.prefill!r}, which the environment writes"
+                    f"{place}: turn {number + 1} must begin with {answered.prefill!r}, the prefill of the environment"
                 )
             messages.append(Message(role="assistant", parts=(TextPart(text),)))
             answered = await episode.answer(Turn(text=text, number=number, ended=True))
     finally:
         await episode.close()
     if not answered.is_over:
-        raise UserError(f"{place}: the episode goes on after the {len(turns)} worked turns")
+        raise UserError(f"{place}: the episode continues after the {len(turns)} worked turns")
     return tuple(messages)
 
 

@@ -19,14 +19,14 @@ Outcome = TypeVar("Outcome")
 
 
 class AgentLoop:
-    """Runs coroutines one beside the other, all in one thread, which ends with the process."""
+    """Runs coroutines concurrently in one thread, which ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
 
     async def run(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Return what comes of a coroutine, from whatever loop this is awaited in; cancelling this cancels it."""
+        """Return the result of a coroutine; may be awaited in any event loop. Cancelling this cancels the coroutine."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_kept(work), self._loop))
 
 
@@ -39,50 +39,43 @@ async def _kept(work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 FLAG = "--train.agent_func_path"
 CLASS = "AgentExecutor"
-"""What such a file calls its class."""
+"""The name of the class in such a file."""
 REWARD = "agent_reward"
-"""The part of the reward that it gives."""
+"""The part of the reward that agents give."""
 
 
 class AgentFault(Exception):
-    """What an agent has returned is not what OpenRLHF's form asks for."""
+    """An agent returned something that OpenRLHF's form does not allow."""
 
 
 def agent_class(path: str) -> type:
-    """Return the `AgentExecutor` of a file; raises UserError where it has none that can be made."""
+    """Return the `AgentExecutor` of a file; raises UserError if it has none that can be created."""
     from lmm_r1.host.openrlhf import AgentExecutorBase
 
     found = getattr(load_user_file(path, name="agent_module", what=FLAG), CLASS, None)
-    if not isinstance(found, type) or not issubclass(found, AgentExecutorBase):
-        told = (
-            f"the file defines no class {CLASS}"
-            if found is None
-            else f"its {CLASS} is no AgentExecutorBase of openrlhf.utils.agent"
-        )
+    if not isinstance(found, type) or not issubclass(found, AgentExecutorBase) or inspect.isabstract(found):
         raise UserError(
-            f"{FLAG} {path}: {told}; derive one from openrlhf.utils.agent.MultiTurnAgentExecutor, or give "
-            "environments of this project with --train.agent"
+            f"{FLAG} {path}: the file defines no class {CLASS} that is an AgentExecutorBase of openrlhf.utils.agent with an "
+            "execute; derive one from MultiTurnAgentExecutor, or use an environment of this project with --train.agent"
         )
-    if inspect.isabstract(found):
-        raise UserError(f"{FLAG} {path}: {CLASS} has no execute; write one, or derive it from MultiTurnAgentExecutor")
     return found
 
 
 def executes_itself(made: Any) -> bool:
-    """Whether a class has an `execute` of its own, and leaves its turns to nobody."""
+    """Return whether a class overrides `execute`, and requests its turns itself."""
     from lmm_r1.host.openrlhf import MultiTurnAgentExecutor
 
     return not issubclass(made, MultiTurnAgentExecutor) or made.execute is not MultiTurnAgentExecutor.execute
 
 
 def load_agent(path: str) -> StepAgent | ExecutorAgent:
-    """Return the agent of a file; raises UserError where there is none, or it cannot be made."""
+    """Return the agent of a file; raises UserError if there is none, or it cannot be created."""
     made = agent_class(path)
     try:
         executor = made()
     except Exception as error:  # the user's own code, which may raise anything
         raise UserError(
-            f"{FLAG} {path}: {CLASS}() cannot be made ({type(error).__name__}: {error}); it is given no arguments"
+            f"{FLAG} {path}: {CLASS}() cannot be created ({type(error).__name__}: {error}); it gets no arguments"
         ) from error
     if executes_itself(made):
         return ExecutorAgent(path, executor=executor)
@@ -90,7 +83,7 @@ def load_agent(path: str) -> StepAgent | ExecutorAgent:
 
 
 class StepAgent(Environment):
-    """An agent that leaves its turns to the engine: `reset` opens an episode, `step` answers a turn with raw text."""
+    """An agent in OpenRLHF's form: `reset` opens an episode, `step` answers a turn with raw text."""
 
     name = "agent_func_path"
     rewards: ClassVar[tuple[str, ...]] = (REWARD,)
@@ -102,12 +95,12 @@ class StepAgent(Environment):
         self.loop = AgentLoop("agents")
 
     def begin(self, row: Row, *, seed: int) -> Episode:
-        """Return an episode with an agent of its own; OpenRLHF's form has no place for a seed."""
+        """Return an episode with its own agent; OpenRLHF's form has no seed."""
         return _Steps(self, label=row.answer)
 
 
 class ExecutorAgent(Environment):
-    """An agent that asks the engine for its turns itself, and returns whole episodes."""
+    """An agent that requests its turns from the engine itself, and returns complete episodes."""
 
     name = "agent_func_path"
     rewards: ClassVar[tuple[str, ...]] = (REWARD,)
@@ -118,7 +111,7 @@ class ExecutorAgent(Environment):
         self.executor = executor
         self.loop = AgentLoop("agents")
         parameters = inspect.signature(executor.execute).parameters
-        # OpenRLHF gives it always; its own example of a server does not take it.
+        # OpenRLHF always passes it, but its own example of a server does not accept it.
         self.takes_images = "images" in parameters or any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
         )
@@ -148,13 +141,14 @@ class _Steps(Episode):
             "sampling_params": turn.parameters,
         }
         result = await self._agent.loop.run(self._instance.step(states))
-        reward = number(field_of(result, "rewards", by="step"), what="rewards")
-        feedback = text_of(result, "environment_feedback", by="step")
+        reward = number(result["rewards"], what="rewards")
+        feedback = _text(result["environment_feedback"], what="environment_feedback")
+        images = result.get("environment_images")
+        images = [] if images is None else images if isinstance(images, (list, tuple)) else [images]
         self._earned += reward
         self._observation += action + feedback
-        over = bool(field_of(result, "done", by="step"))
         return Answered(
-            raw=None if over else RawText(text=feedback, images=_images(result.get("environment_images"))),
+            raw=None if result["done"] else RawText(text=feedback, images=tuple(map(ImagePart, images))),
             rewards={REWARD: reward},
             score=number(result.get("scores", self._earned), what="scores"),
             logs=logs_of(result),
@@ -162,39 +156,17 @@ class _Steps(Episode):
         )
 
     async def _reset(self, prompt: str) -> str:
-        self._instance = await _made(self._agent.instance_class)
+        instance_class: Any = self._agent.instance_class
+        self._instance = instance_class.__new__(instance_class)
+        # `__init__` may be a coroutine, as it is in OpenRLHF's own example.
+        if inspect.isawaitable(begun := instance_class.__init__(self._instance)):
+            await begun
         result = await self._instance.reset({"observation": prompt, "label": self._label})
-        return text_of(result, "observation", by="reset")
-
-
-async def _made(instance_class: Any) -> Any:
-    """Return a new instance; `__init__` may be a coroutine, as it is in OpenRLHF's own example."""
-    if not inspect.iscoroutinefunction(instance_class.__init__):
-        return instance_class()
-    instance = instance_class.__new__(instance_class)
-    await instance.__init__()
-    return instance
-
-
-def field_of(result: Any, name: str, *, by: str) -> Any:
-    """Return a value of a dict that an agent has returned; raises AgentFault where there is none."""
-    if not isinstance(result, Mapping):
-        raise AgentFault(f"{by} returns a {type(result).__name__}, and OpenRLHF 0.11.2 takes a dict")
-    if name not in result:
-        raise AgentFault(f"what {by} returns has no {name!r}")
-    return result[name]
-
-
-def text_of(result: Any, name: str, *, by: str) -> str:
-    """Return a text of a dict that an agent has returned; raises AgentFault where there is none."""
-    text = field_of(result, name, by=by)
-    if not isinstance(text, str):
-        raise AgentFault(f"{name!r} of what {by} returns is a {type(text).__name__}, and a text is asked for")
-    return text
+        return _text(result["observation"], what="observation")
 
 
 def logs_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the `extra_logs` of a dict that an agent has returned; of a tensor the first number, as OpenRLHF has it."""
+    """Return the `extra_logs` of a dict that an agent returned; for a tensor its first number, as in OpenRLHF."""
     logs = result.get("extra_logs") or {}
     return {
         str(name): number(value.flatten()[0] if hasattr(value, "flatten") else value, what=f"extra_logs[{name!r}]")
@@ -203,15 +175,15 @@ def logs_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def number(value: Any, *, what: str) -> float:
-    """Return a number, or the one number of a tensor; raises AgentFault where it is none, or not finite."""
+    """Return a number, or the single number of a tensor; raises AgentFault if it is not a finite number."""
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-        raise AgentFault(f"{what} is {value!r}, and a finite number is asked for")
+        raise AgentFault(f"{what} is {value!r}, not a finite number")
     return float(value)
 
 
-def _images(given: Any) -> tuple[ImagePart, ...]:
-    if given is None:
-        return ()
-    return tuple(ImagePart(image) for image in (given if isinstance(given, (list, tuple)) else [given]))
+def _text(value: Any, *, what: str) -> str:
+    if not isinstance(value, str):
+        raise AgentFault(f"{what} is a {type(value).__name__}, not text")
+    return value

@@ -1,9 +1,8 @@
-"""The environments by name, and those of a user's file."""
+"""Environments by name, and from a user's file."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -17,18 +16,17 @@ from lmm_r1.agents.environment import Environment
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file
 
-# Module and class; imported when it is asked for.
+# Module and class; imported on use.
 ENVIRONMENTS: dict[str, str] = {
     "crop": "lmm_r1.agents.tool_environment:CropEnvironment",
     "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
     "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
     "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
-    "double-check": "lmm_r1.agents.double_check:DoubleCheck",
     "gymnasium": "lmm_r1.agents.gymnasium:GymnasiumEnvironment",
     "single": "lmm_r1.agents.environment:SingleTurn",
 }
 TOOLS = "TOOLS"
-"""What a file calls its tools that has no environment: they make one."""
+"""The variable with the tools of a file without an environment."""
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<name>\w+))?")
 
 
@@ -36,22 +34,21 @@ def load_environment(source: str, *, options: Mapping[str, Any] | None = None) -
     """Return an environment by its name, or from a user's file.
 
     Args:
-        source: a name; `FILE.py`, which defines one subclass of `Environment`, one environment, or a list `TOOLS` of functions;
-            or `FILE.py:NAME`, a class or an environment in it.
-        options: for the class, by the names of its constructor's parameters.
+        source: a name; `FILE.py`, which defines one subclass or instance of `Environment`, or a list `TOOLS` of functions;
+            or `FILE.py:NAME`, a class or an instance in it.
+        options: arguments of the class's constructor.
 
     Raises:
-        UserError: there is none, or it cannot be made with these options.
+        UserError: there is no such environment, or it cannot be created with these options.
     """
     options = options or {}
-    file = _FILE.fullmatch(source)
-    if file:
+    if file := _FILE.fullmatch(source):
         return _from_file(file["path"], name=file["name"], options=options, source=source)
     if source not in ENVIRONMENTS:
         near = dotted.nearest(source, known=ENVIRONMENTS)
         hint = f"did you mean {near}? " if near else ""
         raise UserError(
-            f"no environment {source!r}; {hint}Known are {', '.join(ENVIRONMENTS)}, and FILE.py with one of your own"
+            f"no environment {source!r}; {hint}Known are {', '.join(ENVIRONMENTS)}, and FILE.py with your own"
         )
     return _made(_shipped(source), options=options, source=source)
 
@@ -71,7 +68,7 @@ def _made(made: Callable[..., Environment], *, options: Mapping[str, Any], sourc
         raise UserError(f"environment {source}: {error}") from error
     except Exception as error:  # the user's own code, which may raise anything
         raise UserError(
-            f"environment {source}: it cannot be made with the options {dict(options)} ({type(error).__name__}: {error})"
+            f"environment {source}: it cannot be created with the options {dict(options)} ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -81,28 +78,26 @@ def _from_file(path: str, *, name: str | None, options: Mapping[str, Any], sourc
         found = _candidates(module)
         if not found and isinstance(getattr(module, TOOLS, None), (list, tuple)):
             return _made(partial(_shipped("tool"), getattr(module, TOOLS)), options=options, source=source)
-        if len(found) != 1:
+        if not found:
             raise UserError(
-                f"{path}: the file defines {', '.join(found) or 'no Environment, and no list TOOLS of functions'}; "
-                + (
-                    f"say which: {path}:{next(iter(found))}"
-                    if found
-                    else "subclass lmm_r1.agents.environment.Environment"
-                )
+                f"{path}: the file defines no Environment, and no list TOOLS of functions; subclass "
+                "lmm_r1.agents.environment.Environment"
             )
-        name = next(iter(found))
+        if len(found) > 1:
+            raise UserError(f"{path}: the file defines {', '.join(found)}; say which: {path}:{found[0]}")
+        name = found[0]
     chosen = getattr(module, name, None)
     if isinstance(chosen, Environment):
         if options:
-            raise UserError(f"{path}: {name} is made already and takes no options; name a class instead")
+            raise UserError(f"{path}: {name} is an instance and takes no options; name a class instead")
         return chosen
     if not isinstance(chosen, type) or not issubclass(chosen, Environment):
-        raise UserError(f"{path}: {name} is no Environment; subclass lmm_r1.agents.environment.Environment")
+        raise UserError(f"{path}: {name} is not an Environment; subclass lmm_r1.agents.environment.Environment")
     return _made(chosen, options=options, source=source)
 
 
 def _candidates(module: ModuleType) -> list[str]:
-    """Return the names of a file's own environments: those that are made, else the classes."""
+    """Return the names of a file's own environments: the instances, or else the classes."""
     values = vars(module).items()
     if made := [name for name, value in values if isinstance(value, Environment)]:
         return made

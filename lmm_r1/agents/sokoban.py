@@ -1,11 +1,11 @@
-"""Sokoban for a policy: one answer with the whole plan, or move by move with the board shown after each answer."""
+"""The environments `sokoban`, in which the board is shown after each turn, and `sokoban-plan`, with one turn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, RunningParts, Turn, with_parts
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, with_parts
 from lmm_r1.data.messages import ImagePart, Part, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.sokoban import SMALLEST_TILE_PX, draw_board
@@ -16,18 +16,18 @@ VIEWS: tuple[View, ...] = get_args(View)
 OPTIMUM_COLUMN = "optimal_moves"
 _REPORTED = 5
 _STEP_BY_STEP = (
-    "You may write a few moves at a time: you are shown the board after them and go on from there. Write "
-    "<answer>stop</answer> where it cannot be solved any more."
+    "You may write a few moves at a time. Then you are shown the board and continue from there. Write "
+    "<answer>stop</answer> if it cannot be solved any more."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SokobanSteps(Environment):
-    """Turns of one or several moves, each answered by the board, until the level is solved, or lost, or given up.
+    """Turns of one or several moves, each answered with the board, until the level is solved, lost or given up.
 
-    Parts of the reward: `solved` (0 or 1), `boxes_on_goals` (their share at the end), `valid_moves` (the share of what was
-    written that are moves and could be made), `optimality` (the row's `optimal_moves` / moves made, once solved). Each turn
-    pays what it has changed of them, so that over an episode they sum up to what they are at its end.
+    Parts of the reward: `solved` (0 or 1), `boxes_on_goals` (their share at the end), `valid_moves` (the share of words that
+    are possible moves), `optimality` (the row's `optimal_moves` / moves made, once solved). Each turn is rewarded with their
+    changes, so that their sums over an episode are their last values.
     """
 
     name: ClassVar[str] = "sokoban"
@@ -41,16 +41,16 @@ class SokobanSteps(Environment):
     state_key: str = "state"
     """Column with the level: XSB text."""
     views: tuple[View, ...] = ("image",)
-    """How a board is shown."""
+    """Whether a board is shown as an image, as text, or both."""
     tile_px: int = 28
-    """Pixels on a square's side."""
+    """Side of a square in pixels."""
     ends_when_deadlocked: bool = True
-    """Whether the episode is over once a box is on a square from which it cannot be pushed to a goal."""
+    """Whether the episode ends once a box cannot be pushed to a goal any more."""
     max_turns: int | None = None
-    """After so many turns it is over; None leaves it to the rollout's limits."""
+    """Number of turns after which the episode ends; None has only the rollout's limits."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for options that make no environment."""
+        """Raise UserError for invalid options."""
         unknown = [view for view in self.views if view not in VIEWS]
         if isinstance(self.views, str) or unknown or not self.views:
             raise UserError(f"{self.name}: views {self.views!r} must be a list of some of {', '.join(VIEWS)}")
@@ -58,10 +58,10 @@ class SokobanSteps(Environment):
             raise UserError(f"{self.name}: tile_px {self.tile_px} must be at least {SMALLEST_TILE_PX}")
 
     def shown_row(self, row: Row) -> Row:
-        """Return the row with its board, where it does not show it, and with how moves are made turn by turn.
+        """Return the row with its board, if it is not in it, and with the explanation of turns.
 
         Raises:
-            UserError: its state is no level.
+            UserError: its state is not a level.
         """
         level = self.level_of(row)
         texts = [part.text for message in row.messages for part in message.parts if isinstance(part, TextPart)]
@@ -71,7 +71,7 @@ class SokobanSteps(Environment):
         return row if self.max_turns == 1 else with_parts(row, (TextPart(f"\n{_STEP_BY_STEP}"),))
 
     def level_of(self, row: Row) -> Level:
-        """Return the level that a row starts from; raises UserError where it holds none."""
+        """Return the first level of a row; raises UserError if it has none."""
         if self.state_key not in row.columns:
             raise UserError(
                 f'{row.location}: no column "{self.state_key}" with a level of Sokoban (found: {", ".join(row.columns)}); '
@@ -83,7 +83,7 @@ class SokobanSteps(Environment):
             raise UserError(f'{row.location}: "{self.state_key}" is not a Sokoban level: {error}') from error
 
     def board(self, level: Level) -> tuple[Part, ...]:
-        """Return the board in each of the views."""
+        """Return the board in all views."""
         image = ImagePart(draw_board(level, tile_px=self.tile_px))
         text = TextPart(f"\n{level_text(level, floor='-')}\n")
         return tuple(image if view == "image" else text for view in self.views)
@@ -111,7 +111,7 @@ class _SokobanEpisode(Episode):
         self._prefill = row.prefill
         self._optimum: int = optimum or 0
         self._turns = self._made = self._written = 0
-        self._parts = RunningParts()
+        self._paid: dict[str, float] = {}
 
     async def answer(self, turn: Turn) -> Answered:
         plan = read_plan(turn.text)
@@ -136,7 +136,9 @@ class _SokobanEpisode(Episode):
             "deadlocked": int(is_lost),
             "given_up": int(plan.stops),
         }
-        rewards = self._parts.pay(standing)
+        # Changes of the parts, so that each one's sum over an episode is its last value, however the episode ends.
+        rewards = {name: value - self._paid.get(name, 0.0) for name, value in standing.items()}
+        self._paid = standing
         if level.is_solved or is_lost or plan.stops or self._turns == self._environment.max_turns:
             return Answered(rewards=rewards, counts=counts)
         shown = (TextPart(_told(plan, played)), *self._environment.board(level))
@@ -144,17 +146,17 @@ class _SokobanEpisode(Episode):
 
 
 def _told(plan: Plan, played: Played) -> str:
-    """What came of a turn, in words."""
+    """Return the result of a turn as text."""
     lines = []
     if not plan.is_answer:
         lines.append("No moves were found: write them as <answer>Right, Down</answer>.")
     elif not plan.moves:
-        lines.append("The answer holds no moves: they are Left, Up, Right and Down.")
+        lines.append("The answer contains no moves: they are Left, Up, Right and Down.")
     if plan.unread:
-        lines.append(f"Words that name no move: {', '.join(word[:20] for word in plan.unread[:_REPORTED])}.")
+        lines.append(f"Words that are not moves: {', '.join(word[:20] for word in plan.unread[:_REPORTED])}.")
     if played.invalid:
         first = ", ".join(f"{number} ({move})" for number, move in played.invalid[:_REPORTED])
-        lines.append(f"{len(played.invalid)} moves could not be made, first {first}: a wall or a box was in the way.")
+        lines.append(f"{len(played.invalid)} moves were blocked by a wall or a box, first {first}.")
     level = played.level
     lines.append(
         f"Moves made: {played.valid}. Boxes on goals: {len(level.boxes & level.goals)} of {len(level.boxes)}."

@@ -1,4 +1,4 @@
-"""The environment `tool`: a policy calls functions, and is shown what they return, until a turn holds no call."""
+"""The environments `tool` and `crop`: a policy calls tools and sees their results, until a turn has no call."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from lmm_r1.data.sample import CallEnd, CallOutcome, Cut, CutImage
 from lmm_r1.errors import UserError
 
 Coordinates = Literal["relative", "thousandths", "absolute"]
-"""What an image's right and lower edge have as coordinates: 1.0, or 1000, or its width and height as it is shown."""
+"""The coordinates of an image's right and lower edge: 1.0, 1000, or its width and height as shown."""
 UNITS: dict[Coordinates, str] = {
     "relative": "as fractions of the image's width and height, from 0.0 to 1.0",
     "thousandths": "in thousandths of the image's width and height, from 0 to 1000",
     "absolute": "in pixels of the image as it is shown",
 }
 Edges = Literal["refuse", "clamp"]
-"""What becomes of a box that reaches out of the image: a message, or its part inside of the image."""
+"""A box that extends beyond the image is refused with a message, or clamped to the image."""
 Rounding = Literal["touched", "down", "even"]
-"""Which pixels are a box's: those that it touches, or those between its corners rounded down, as Mini-o3 does, or to the
-nearest whole number, halves to the even one, as Pillow does."""
+"""Which pixels belong to a box: those that it touches, or those between its corners rounded down, as in Mini-o3, or to the
+nearest even number, as in Pillow."""
 _ROUNDED: Mapping[Rounding, tuple[Callable[[float], int], Callable[[float], int]]] = {
     "touched": (math.floor, math.ceil),
     "down": (int, int),
@@ -53,7 +53,7 @@ _SOURCE = (
     "The image to look at: original_image, or observation_1, observation_2 and so on. Of several original images: "
 )
 _SOURCE += "original_image_1, original_image_2 and so on."
-# Products such as 0.29 * 100 miss a whole number by rounding; no image is so large that this hides a part of a pixel.
+# Products such as 0.29 * 100 miss a whole number by rounding; six digits are exact enough for any image.
 _DIGITS = 6
 
 
@@ -73,7 +73,7 @@ def box_in_pixels(
         size: the image's width and height.
 
     Raises:
-        BadCall: it reaches out of the image, is swapped, empty or too thin.
+        BadCall: it extends beyond the image, is swapped, empty or too thin.
     """
     x0, y0, x1, y1 = box
     said = f"bbox_2d {quoted(list(box))}"
@@ -100,10 +100,10 @@ def crop_tool(
     *, coordinates: Coordinates = "relative", edges: Edges = "refuse", rounding: Rounding = "touched"
 ) -> Tool:
     """Return the tool `crop`; raises UserError for an unknown kind of coordinates, edges or rounding."""
-    unit = _unit(coordinates)
-    for name, value, choices in (("edges", edges, get_args(Edges)), ("rounding", rounding, get_args(Rounding))):
-        if value not in choices:
-            raise UserError(f"crop: {name} {value!r} must be one of {', '.join(choices)}")
+    choices = {"coordinates": (coordinates, Coordinates), "edges": (edges, Edges), "rounding": (rounding, Rounding)}
+    for name, (value, kinds) in choices.items():
+        if value not in get_args(kinds):
+            raise UserError(f"crop: {name} {value!r} must be one of {', '.join(get_args(kinds))}")
 
     def crop(
         bbox_2d: Annotated[list[float], Field(min_length=4, max_length=4)], source: str, images: EpisodeImages
@@ -115,7 +115,7 @@ def crop_tool(
         box = box_in_pixels(bbox_2d, limits=limits, size=image.size, edges=edges, rounding=rounding)
         return _part(image, Cut(picture=images.number(source), name=source, box=box, size=image.size))
 
-    described = f"The part's top-left and bottom-right corner as [x0, y0, x1, y1], {unit}."
+    described = f"The part's top-left and bottom-right corner as [x0, y0, x1, y1], {UNITS[coordinates]}."
     return Tool(crop, name=CROP, descriptions={"bbox_2d": described, "source": _SOURCE})
 
 
@@ -125,11 +125,7 @@ def zoom_tool(*, coordinates: Coordinates = "relative", side: int = ZOOM_SIDE) -
     Args:
         side: width and height of what is cut out, in pixels of the full resolution. Near an edge it is moved inside; an image
             with a smaller side is cut in the other direction only.
-
-    Raises:
-        UserError: for coordinates, or a side, that are none.
     """
-    unit = _unit(coordinates)
     if side < 1:
         raise UserError(f"zoom: side must be at least 1 pixel, not {side}")
 
@@ -158,14 +154,8 @@ def zoom_tool(*, coordinates: Coordinates = "relative", side: int = ZOOM_SIDE) -
         )
         return _part(image, cut, min_pixels=min(wanted, images.bounds.max_pixels))
 
-    point = f"The point to look at as [x, y], {unit}."
+    point = f"The point to look at as [x, y], {UNITS[coordinates]}."
     return Tool(zoom, descriptions={"keypoint": point, "source": _SOURCE})
-
-
-def _unit(coordinates: Coordinates) -> str:
-    if coordinates not in UNITS:
-        raise UserError(f"coordinates {coordinates!r} is none of {', '.join(get_args(Coordinates))}")
-    return UNITS[coordinates]
 
 
 def _limits(images: EpisodeImages, source: str, *, coordinates: Coordinates) -> tuple[float, float]:
@@ -177,7 +167,7 @@ def _limits(images: EpisodeImages, source: str, *, coordinates: Coordinates) -> 
 def _check_inside(xs: Sequence[float], ys: Sequence[float], *, limits: tuple[float, float], said: str) -> None:
     for axis, values, limit in (("x", xs, limits[0]), ("y", ys, limits[1])):
         if min(values) < 0 or max(values) > limit:
-            raise BadCall(f"{said} reaches out of the image: {axis} must lie between 0 and {limit:g}")
+            raise BadCall(f"{said} extends beyond the image: {axis} must lie between 0 and {limit:g}")
 
 
 def _check_thin(size: tuple[int, int], *, said: str) -> None:
@@ -212,30 +202,29 @@ def _part(image: Image.Image, cut: Cut, *, min_pixels: int | None = None) -> Too
 MIN_PIXELS, MAX_PIXELS = 40_000, 2_000_000
 SIDE_MULTIPLE = 28
 TOOL_CALLS, MALFORMED_CALLS, FAILED_CALLS = COUNTS = ("tool_calls", "malformed_calls", "failed_calls")
-_COUNTED: dict[CallEnd, str] = {"malformed": MALFORMED_CALLS, "failed": FAILED_CALLS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOutcome:
-    """What has come of one call."""
+    """The outcome of one call."""
 
     result: ToolResult = ToolResult()
     names: tuple[str, ...] = ()
-    """Those that the result's images were given."""
+    """The names of the result's images."""
     problem: str = ""
-    """What went wrong, as a clause; empty where nothing did."""
+    """What went wrong, as a clause; empty if nothing did."""
     tool: str = ""
-    """The name of the tool; empty where the call names none that there is."""
+    """The name of the tool; empty if the call names no existing tool."""
     end: CallEnd = "done"
     turn: int = 1
-    """Number of the policy's turn that has the call, from 1."""
+    """Number of the policy's turn with the call, from 1."""
 
 
 class ToolEnvironment(Environment):
     """Offers tools, each call answered in the next message; an episode ends with a turn without a call.
 
-    A turn is stopped behind its first call. A subclass may take several calls of a turn, then `stops` must be empty; what
-    is written beyond them is not carried out, and the policy told so.
+    Generation stops after the first call. A subclass may allow several calls in a turn, with empty `stops`; further calls
+    are ignored, and the policy is told.
     """
 
     name = "tool"
@@ -253,14 +242,14 @@ class ToolEnvironment(Environment):
         side_multiple: int = SIDE_MULTIPLE,
         prefill: str = "",
     ) -> None:
-        """Make the tools; raises UserError where one cannot be used, or the bounds on pixels cross.
+        """Create the tools; raises UserError if one cannot be used, or the pixel bounds cross.
 
         Args:
             tools: tools, or functions; None takes `crop` and `zoom`.
-            min_pixels: of images that are shown and have no bounds of their own, those of the row included.
+            min_pixels: of shown images without bounds of their own, including the row's.
             max_pixels: of the same.
-            side_multiple: what the image processor rounds the sides of an image to; for absolute coordinates.
-            prefill: how each turn behind an observation begins.
+            side_multiple: the image processor rounds sides to multiples of it; for absolute coordinates.
+            prefill: the beginning of each turn after an observation.
         """
         if not 0 < min_pixels <= max_pixels:
             raise UserError(f"{self.name}: min_pixels {min_pixels} must lie between 1 and max_pixels {max_pixels}")
@@ -271,16 +260,7 @@ class ToolEnvironment(Environment):
         self.prefill = prefill
 
     def shown_row(self, row: Row) -> Row:
-        """Return the row with the tools explained behind its system turn, or in one, and its images bounded.
-
-        Raises:
-            UserError: the row is plain text, which has no turns.
-        """
-        if row.plain:
-            raise UserError(
-                f"{row.location}: the environment {self.name} explains itself in a system turn, and this prompt is plain "
-                "text; add --data.apply_chat_template"
-            )
+        """Return the row with the tools explained in its system turn, and its images bounded."""
         messages = [
             replace(
                 one, parts=tuple(self.bounds.of(part) if isinstance(part, ImagePart) else part for part in one.parts)
@@ -297,47 +277,47 @@ class ToolEnvironment(Environment):
 
     @property
     def call_tags(self) -> tuple[str, ...]:
-        """Those of its formats."""
+        """The tags of its formats."""
         return tuple(one.tag for one in self.formats)
 
     def derived(self, counts: Mapping[str, float]) -> Mapping[str, float]:
-        """Return `used_tool`, whether a call was carried out, and `tool_execution`, the share of the calls that were."""
+        """Return `used_tool`, whether a call was executed, and `tool_execution`, the share of executed calls."""
         calls = counts[TOOL_CALLS]
         carried_out = calls - counts[MALFORMED_CALLS] - counts[FAILED_CALLS]
         return {"used_tool": float(carried_out > 0), "tool_execution": carried_out / calls if calls else 0.0}
 
     def begin(self, row: Row, *, seed: int) -> Episode:
-        """Return an episode; the seed decides nothing, as nothing is drawn."""
+        """Return an episode; nothing is random, so the seed is not used."""
         return ToolEpisode(self, row)
 
     def explained(self, row: Row) -> str:
-        """Return what a policy is told of the tools and of how they are called."""
+        """Return the explanation of the tools and of how they are called."""
         return explained_tools(tuple(self.tools.values()), has_images=bool(images_of(row.messages)))
 
     def answered(self, outcome: ToolOutcome) -> list[Part]:
-        """Return how a policy is told of what has come of a call."""
-        said = f"Error: {outcome.problem}. The call was not carried out." if outcome.problem else outcome.result.text
+        """Return the message that reports a call's result."""
+        said = f"Error: {outcome.problem}. The call was not executed." if outcome.problem else outcome.result.text
         parts: list[Part] = [TextPart(f"<tool_response>\n{said or 'Done.'}")]
         for name, image in zip(outcome.names, outcome.result.images, strict=True):
             parts += [TextPart(f"\n{name}:\n"), self.bounds.of(image)]
         return [*parts, TextPart("\n</tool_response>")]
 
     def ignored(self, calls: int) -> str:
-        """Return how a policy is told that calls of its turn were not carried out."""
+        """Return the message that further calls of a turn were ignored."""
         most = self.calls_per_turn
         first, limit = ("the first", "one call") if most == 1 else (f"the first {most}", f"at most {most} calls")
         left = "1 more was" if calls == 1 else f"{calls} more were"
-        return f"\nOnly {first} of your calls counted; {left} not carried out. Write {limit} in a turn."
+        return f"\nOnly {first} of your calls was executed; {left} ignored. Write {limit} per turn."
 
     def tool(self, name: str) -> Tool:
-        """Return a tool by its name; raises BadCall where there is none."""
+        """Return a tool by its name; raises BadCall if there is none."""
         if name not in self.tools:
             raise BadCall(f"there is no tool {quoted(name)}; the tools are: {', '.join(self.tools)}")
         return self.tools[name]
 
 
 class ToolEpisode(Episode):
-    """The images that one sample has been shown."""
+    """An episode with tools, and the images shown in it."""
 
     def __init__(self, environment: ToolEnvironment, row: Row) -> None:
         self._environment = environment
@@ -345,25 +325,19 @@ class ToolEpisode(Episode):
         self._images = EpisodeImages(row, bounds=environment.bounds)
 
     async def answer(self, turn: Turn) -> Answered:
-        """Carry out the turn's calls, one after the other, and return what they show; end the episode where it has none."""
-        counts = dict.fromkeys(COUNTS, 0)
+        """Execute the turn's calls in order and return their results; the episode ends if there are none."""
         written = written_calls(turn.text, self._environment.formats)
         taken = written[: self._environment.calls_per_turn]
-        parts: list[Part] = []
-        calls: list[CallOutcome] = []
-        for call in taken:
-            outcome = replace(await self._outcome(call), turn=turn.number + 1)
-            counts[TOOL_CALLS] += 1
-            if outcome.end != "done":
-                counts[_COUNTED[outcome.end]] += 1
-            calls.append(CallOutcome(tool=outcome.tool, outcome=outcome.end, problem=outcome.problem))
-            parts += self._environment.answered(outcome)
+        outcomes = [replace(await self._outcome(call), turn=turn.number + 1) for call in taken]
+        calls = tuple(CallOutcome(tool=one.tool, outcome=one.end, problem=one.problem) for one in outcomes)
+        ends = [one.end for one in outcomes]
+        counts = {TOOL_CALLS: len(ends), MALFORMED_CALLS: ends.count("malformed"), FAILED_CALLS: ends.count("failed")}
+        if not outcomes:
+            return Answered(counts=counts)
+        parts = [part for outcome in outcomes for part in self._environment.answered(outcome)]
         if len(written) > len(taken):
             parts.append(TextPart(self._environment.ignored(len(written) - len(taken))))
-        if not parts:
-            return Answered(counts=counts, calls=tuple(calls))
-        shown = merged_texts(parts)
-        return Answered(shown=shown, prefill=self._environment.prefill, counts=counts, calls=tuple(calls))
+        return Answered(shown=merged_texts(parts), prefill=self._environment.prefill, counts=counts, calls=calls)
 
     async def _outcome(self, written: WrittenCall) -> ToolOutcome:
         name = ""
@@ -381,16 +355,16 @@ class ToolEpisode(Episode):
 
 
 def explained_tools(tools: Sequence[Tool], *, has_images: bool) -> str:
-    """Return tools as the chat templates that follow Hermes write them, in the form that policies were trained on."""
+    """Return the tools' schemas and the call format in the wording of Hermes, which policies were trained on."""
     schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
     images = (
-        "\nThe images of the question are called original_image, or original_image_1, original_image_2 and so on where there "
-        "are several; those that tools show you carry their names."
+        "\nThe image of the question is named original_image; several are named original_image_1, original_image_2 and so on. "
+        "Images that tools show you come with their names."
         if has_images
         else ""
     )
     return (
-        "# Tools\n\nYou may call one of these tools in a turn, and see what it returns in the next message.\n"
+        "# Tools\n\nYou may call one of these tools per turn. The next message shows its result.\n"
         f"<tools>\n{schemas}\n</tools>\n\n"
         "A call is a JSON object with the tool's name and its arguments inside <tool_call></tool_call>, at the end of the "
         'turn:\n<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": VALUE}}\n</tool_call>\n'
@@ -410,39 +384,27 @@ _TEXTS = {
     "observation": "TOOL_CALL_CROP_MULTI_TRUN_PROMPT",
     "error": "ERROR_INFO_MULTI_TURN_PROMPT",
 }
-"""What the texts are called in Mini-o3's `verl/trainer/constants.py`."""
+"""The names of the texts in Mini-o3's `verl/trainer/constants.py`."""
 _IMAGE = re.compile(r"<image>|<\|vision_start\|>.*?<\|vision_end\|>")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CropPrompts:
-    """The texts that a policy reads, in the wording of its own training."""
+    """The texts for a policy, in the wording of its training."""
 
     system: str
     observation: str
-    """With the image at `<image>` or as tokens of a chat template, and `{action_turn}` and `{observation_turn}` for their numbers."""
+    """Has the image as `<image>` or as a chat template's tokens, and `{action_turn}` and `{observation_turn}` for numbers."""
     error: str
-    """Follows the sentence that says what was wrong with a call."""
+    """Appended to the sentence that says what was wrong with a call."""
     first_turn: int = 1
-    """The number of the first turn in them; Mini-o3 counts actions from 0."""
-
-    def around_image(self, *, turn: int, observation: int) -> tuple[str, str]:
-        """Return the text before and after an observation.
-
-        Args:
-            turn: number of the turn with the call, from 1.
-            observation: number of the observation, from 1.
-        """
-        number = turn - 1 + self.first_turn
-        text = self.observation.replace("{action_turn}", str(number)).replace("{observation_turn}", str(observation))
-        before, after = _IMAGE.split(text, maxsplit=1)
-        return before, after
+    """The number of the first turn; Mini-o3 counts actions from 0."""
 
 
 def load_crop_prompts(path: Path) -> CropPrompts:
     """Return the texts of a file: JSON with the keys system, observation and error, or Mini-o3's `constants.py`.
 
-    The Python file is not run: only its texts are read.
+    The Python file is parsed, not executed.
 
     Raises:
         UserError: the file cannot be read, or lacks a text.
@@ -453,19 +415,20 @@ def load_crop_prompts(path: Path) -> CropPrompts:
     except OSError as error:
         raise UserError(f"prompts {path}: {error.strerror}; check the path") from error
     except (ValueError, SyntaxError) as error:
-        raise UserError(f"prompts {path}: neither JSON nor Python that can be read: {error}") from error
-    keys = _TEXTS if path.suffix == ".py" else dict(zip(_TEXTS, _TEXTS, strict=True))
-    given = texts if isinstance(texts, dict) else {}
-    found = {key: text for key, name in keys.items() if isinstance(text := given.get(name), str)}
-    if missing := [name for key, name in keys.items() if key not in found]:
-        raise UserError(f"prompts {path}: it has no text {', '.join(missing)}; add it")
-    if len(_IMAGE.findall(found["observation"])) != 1:
-        raise UserError(f"prompts {path}: {keys['observation']} must have one <image>, where the observation is shown")
+        raise UserError(f"prompts {path}: it cannot be parsed as JSON or Python: {error}") from error
+    found: dict[str, str] = {}
+    for key, name in _TEXTS.items():
+        name = name if path.suffix == ".py" else key
+        text = texts.get(name) if isinstance(texts, dict) else None
+        if not isinstance(text, str) or (key == "observation" and len(_IMAGE.findall(text)) != 1):
+            what = ", with exactly one <image>" if key == "observation" else ""
+            raise UserError(f"prompts {path}: it has no text {name}{what}; add it")
+        found[key] = text
     return CropPrompts(**found, first_turn=0 if path.suffix == ".py" else 1)
 
 
 def _constants(content: str) -> dict[str, object]:
-    """Return the texts that are assigned to names at the top of a Python file."""
+    """Return the constants that are assigned to names at the top level of a Python file."""
     return {
         target.id: node.value.value
         for node in ast.parse(content).body
@@ -476,9 +439,9 @@ def _constants(content: str) -> dict[str, object]:
 
 
 class CropEnvironment(ToolEnvironment):
-    """Answers `<grounding>` blocks with the part of the image that they name, and other calls by its further tools.
+    """Answers `<grounding>` blocks with a crop of an image, and other calls with further tools.
 
-    A row without images is shown as it is.
+    A row without images is shown unchanged.
     """
 
     name = "crop"
@@ -498,14 +461,14 @@ class CropEnvironment(ToolEnvironment):
         side_multiple: int = SIDE_MULTIPLE,
         prefill: str = "",
     ) -> None:
-        """Make the tools; raises UserError as `ToolEnvironment` does, and for options that are unknown.
+        """Create the tools; raises UserError as `ToolEnvironment` does, and for unknown options.
 
         Args:
-            coordinates: of boxes; absolute ones are pixels of the image as it is shown within its bounds.
-            edges: what becomes of a box that reaches out of the image.
-            rounding: which pixels are a box's.
-            prompts: a file with other words; see `load_crop_prompts`.
-            tools: offered in addition, called in `<tool_call>` blocks: `zoom_tool()`, or functions.
+            coordinates: of boxes; absolute ones are pixels of the image as shown.
+            edges: whether a box beyond the image is refused or clamped.
+            rounding: which pixels belong to a box.
+            prompts: a file with another wording; see `load_crop_prompts`.
+            tools: further tools, such as `zoom_tool()`, or functions, called in `<tool_call>` blocks.
         """
         super().__init__(
             [crop_tool(coordinates=coordinates, edges=edges, rounding=rounding), *tools],
@@ -518,37 +481,37 @@ class CropEnvironment(ToolEnvironment):
         self._prompts = None if prompts is None else load_crop_prompts(Path(prompts))
 
     def shown_row(self, row: Row) -> Row:
-        """Return the row with the protocol explained in its system turn, and its images bounded."""
+        """Return the row with the call format explained in its system turn, and its images bounded."""
         return super().shown_row(row) if images_of(row.messages) else row
 
     def explained(self, row: Row) -> str:
-        """Return what a policy is told of the protocol."""
+        """Return the explanation of the call format."""
         if self._prompts is not None:
             return self._prompts.system
         images = len(images_of(row.messages))
         names = ORIGINAL if images == 1 else ", ".join(f"{ORIGINAL}_{number}" for number in range(1, images + 1))
         first = ORIGINAL if images == 1 else f"{ORIGINAL}_1"
         text = (
-            "Details that are too small to see at first can be looked at closely before you answer. Think inside <think> "
-            "</think>. To see a part of an image larger, end your turn with one call:\n"
+            "You can look closely at small details before you answer. Think inside <think> </think>. To enlarge a part of an "
+            "image, end your turn with one call:\n"
             f'<grounding>{{"bbox_2d": {_EXAMPLES[self._coordinates]}, "source": "{first}"}}</grounding>\n'
             "bbox_2d is [x0, y0, x1, y1], the top-left and the bottom-right corner of the part, "
-            f"{UNITS[self._coordinates]}. source is the image that it is cut from: {names}, or observation_1, observation_2 "
-            "and so on, as the parts that you are shown are called. Once you know the answer, write it inside <answer> "
-            "</answer>, without a call."
+            f"{UNITS[self._coordinates]}. source is the image to cut from: {names}, or observation_1, observation_2 and so "
+            "on, which are the parts shown to you. Once you know the answer, write it inside <answer> </answer>, without a "
+            "call."
         )
         further = [tool for tool in self.tools.values() if tool.name != CROP]
         return f"{text}\n\n{explained_tools(further, has_images=False)}" if further else text
 
     def answered(self, outcome: ToolOutcome) -> list[Part]:
-        """Return the parts that were cut out, or what was wrong, and how to go on."""
+        """Return the crops, or what was wrong with the call, and how to continue."""
         if self._prompts is not None:
             return self._in_own_words(outcome, self._prompts)
         if outcome.problem:
             return [
                 TextPart(
-                    f"This call was not carried out: {outcome.problem}. No observation was added. Think about what went "
-                    "wrong inside <think> </think>, then call again, or answer inside <answer> </answer>."
+                    f"This call was not executed: {outcome.problem}. No observation was added. Think about what went wrong "
+                    "inside <think> </think>, then call again, or answer inside <answer> </answer>."
                 )
             ]
         parts: list[Part] = []
@@ -558,8 +521,8 @@ class CropEnvironment(ToolEnvironment):
         return [
             *parts,
             TextPart(
-                f"{text}Go on thinking inside <think> </think>. Then look closer at the original image or an observation by "
-                "another call, or answer inside <answer> </answer>."
+                f"{text}Continue thinking inside <think> </think>. Then look closer at the original image or an observation "
+                "with another call, or answer inside <answer> </answer>."
             ),
         ]
 
@@ -568,6 +531,13 @@ class CropEnvironment(ToolEnvironment):
             return [TextPart(f"{outcome.problem}.\n{prompts.error}")]
         parts: list[Part] = []
         for name, image in zip(outcome.names, outcome.result.images, strict=True):
-            before, after = prompts.around_image(turn=outcome.turn, observation=int(name.rpartition("_")[2]))
+            numbers = {
+                "action_turn": outcome.turn - 1 + prompts.first_turn,
+                "observation_turn": name.rpartition("_")[2],
+            }
+            text = prompts.observation
+            for key, number in numbers.items():
+                text = text.replace(f"{{{key}}}", str(number))
+            before, after = _IMAGE.split(text, maxsplit=1)
             parts += [TextPart(before), self.bounds.of(image), TextPart(after)]
         return [part for part in parts if not isinstance(part, TextPart) or part.text]

@@ -1,4 +1,4 @@
-"""A tool: a Python function that a policy may call, with the schema that describes it and a deadline for each call."""
+"""Tools: Python functions that a policy may call, with a schema and a deadline per call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import docstring_parser
 from PIL import Image
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from lmm_r1.agents.calls import BadCall, harmless, quoted
+from lmm_r1.agents.calls import MOST_SAID, BadCall, harmless, quoted, told
 from lmm_r1.agents.deadlines import DeadlinePassed, Outcome, passable, start_thread, within
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Row, images_of
@@ -34,27 +34,27 @@ MOST_ASPECT = 100
 
 
 def is_too_thin(size: tuple[int, int]) -> bool:
-    """Whether image processors would refuse an image of this width and height."""
+    """Return whether image processors would refuse an image of this width and height."""
     return max(size) > MOST_ASPECT * min(size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PixelBounds:
-    """How many pixels an image is shown with that has no bounds of its own."""
+    """Bounds on the pixels of images without bounds of their own."""
 
     min_pixels: int
     max_pixels: int
     side_multiple: int
-    """What the image processor rounds sides to."""
+    """The image processor rounds sides to multiples of it."""
 
     def of(self, part: ImagePart) -> ImagePart:
-        """Return an image with both bounds; its own go first, and move the other one where they would cross."""
+        """Return an image with both bounds; its own take precedence, and move the other one if they would cross."""
         lowest = min(self.min_pixels, part.max_pixels or self.min_pixels)
         highest = max(self.max_pixels, part.min_pixels or self.max_pixels)
         return replace(part, min_pixels=part.min_pixels or lowest, max_pixels=part.max_pixels or highest)
 
     def shown_size(self, part: ImagePart, *, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the width and height that an image of `size` is shown with."""
+        """Return the width and height with which an image of `size` is shown."""
         bounded = self.of(part)
         assert bounded.min_pixels is not None
         assert bounded.max_pixels is not None
@@ -69,10 +69,10 @@ class PixelBounds:
 
 
 class EpisodeImages:
-    """The images of the row, and those that tools have added; loaded when first asked for, in any thread.
+    """The images of the row, and those that tools have added; loaded on first access, in any thread.
 
-    A row's only image is `original_image`. Several are `original_image_1`, `original_image_2` and so on, and the bare name is
-    refused. What tools add is `observation_1`, `observation_2`: a call that adds none takes no number.
+    A row's only image is `original_image`. Several are `original_image_1`, `original_image_2` and so on, without the bare
+    name. Images of tools are `observation_1`, `observation_2`, numbered without gaps.
     """
 
     def __init__(self, row: Row, *, bounds: PixelBounds) -> None:
@@ -87,7 +87,7 @@ class EpisodeImages:
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EpisodeImages:
-        # The same pictures; what one adds the other has not seen.
+        # The pictures are shared, later additions are not.
         other = copy(self)
         other._parts, other._loaded = dict(self._parts), dict(self._loaded)
         other._lock = threading.Lock()
@@ -99,11 +99,11 @@ class EpisodeImages:
         return tuple(self._parts)
 
     def number(self, name: str) -> int:
-        """Return the place of an image in `names`, from 0; raises BadCall where there is none."""
+        """Return the index of an image in `names`; raises BadCall if there is none."""
         return self.names.index(self.known(name))
 
     def known(self, name: str) -> str:
-        """Return the name of an image as it stands in `names`; raises BadCall where there is none."""
+        """Return the name of an image as in `names`; raises BadCall if there is none."""
         spelt = name.strip().lower().replace(" ", "_")
         spelt = self._aliases.get(spelt, spelt)
         if spelt not in self._parts:
@@ -112,7 +112,7 @@ class EpisodeImages:
         return spelt
 
     def load(self, name: str) -> Image.Image:
-        """Return an image in RGB, upright and in full resolution; not to be drawn on. It may take long: call it in a thread.
+        """Return an image in RGB, upright and in full resolution. It must not be changed; call this in a thread.
 
         Raises:
             BadCall: there is no image of this name.
@@ -125,11 +125,11 @@ class EpisodeImages:
             return self._loaded[name]
 
     def shown_size(self, name: str) -> tuple[int, int]:
-        """Return the width and height that the policy sees an image with; raises as `load` does."""
+        """Return the width and height with which the policy sees an image; raises as `load` does."""
         return self.bounds.shown_size(self._parts[self.known(name)], size=self.load(name).size)
 
     def add(self, part: ImagePart) -> str:
-        """Take in what a tool shows and return its name."""
+        """Add an image of a tool and return its name."""
         self._observations += 1
         name = f"{OBSERVATION}_{self._observations}"
         self._parts[name] = part
@@ -137,134 +137,53 @@ class EpisodeImages:
 
 
 GIVEN = (EpisodeImages, Row)
-"""Types of parameters that the environment fills in, and the policy is not told of."""
-_NUMBERS_ONLY = ConfigDict(allow_inf_nan=False)
-_MOST_SAID = 200
-_IMAGE_NAME = "Name of an image."
+"""Types of parameters that come from the environment and are not in the schema."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One argument that a call may bring."""
+    """One argument of a call."""
 
-    name: str
     schema: dict[str, object]
     is_required: bool
     is_image: bool
     """Whether a call names an image, which the function gets as one."""
     adapter: TypeAdapter[Any]
 
-    def checked(self, value: object) -> object:
+    @classmethod
+    def of(cls, parameter: inspect.Parameter, hint: Any, *, where: str, description: str) -> Parameter:
+        """Return the parameter of a function; raises UserError for one that no call could fill."""
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UserError(f"{where} has no name in a call; write a named parameter for each argument")
+        if hint is None:
+            raise UserError(f"{where} has no type; annotate it")
+        is_image = hint is Image.Image
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(str if is_image else hint, config=ConfigDict(allow_inf_nan=False))
+            schema = adapter.json_schema()
+        except PydanticUserError as error:
+            raise UserError(
+                f"{where}: a call cannot contain {hint}; use str, int, float, bool, list, dict, Literal, Optional, or "
+                "PIL.Image.Image for an image"
+            ) from error
+        if is_image:
+            description = f"{description} Name of an image.".strip()
+        if description:
+            schema["description"] = description
+        is_required = parameter.default is parameter.empty
+        if not is_required:
+            schema["default"] = parameter.default
+        return cls(schema=schema, is_required=is_required, is_image=is_image, adapter=adapter)
+
+    def checked(self, value: object, *, name: str) -> object:
         """Return a value in the parameter's type; raises BadCall that says what is wrong with it."""
         try:
             return self.adapter.validate_python(value)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
-        said = harmless(first["msg"].removeprefix("Input ").replace(" after validation", ""), most=_MOST_SAID)
-        raise BadCall(f"{self.name}{place} is wrong: {said}; it is {quoted(first['input'])}")
-
-
-class Parameters:
-    """What a function takes from a call, and what from the environment."""
-
-    def __init__(self, function: Callable[..., object], *, tool: str, descriptions: Mapping[str, str]) -> None:
-        """Read the signature and the docstring's `Args`; raises UserError for a parameter that no call could fill.
-
-        Args:
-            descriptions: of parameters, in the place of the docstring's.
-        """
-        self._tool = tool
-        inner = function.func if isinstance(function, functools.partial) else function
-        fixed = function.keywords if isinstance(function, functools.partial) else {}
-        documented = _documented(inner, tool=tool)
-        self.description = documented.description or ""
-        """What the function does, by its docstring."""
-        said = {one.arg_name: one.description or "" for one in documented.params} | dict(descriptions)
-        hints = _hints(inner, tool=tool)
-        self.given: dict[str, type] = {}
-        self.own: dict[str, Parameter] = {}
-        for parameter in inspect.signature(function).parameters.values():
-            hint = hints.get(parameter.name)
-            if parameter.name in fixed:
-                continue
-            if hint in GIVEN:
-                self.given[parameter.name] = hint
-            else:
-                description = " ".join(said.get(parameter.name, "").split())
-                self.own[parameter.name] = _parameter(parameter, hint, tool=tool, description=description)
-
-    @property
-    def schema(self) -> dict[str, object]:
-        """A JSON schema of the arguments, as an object."""
-        required = [name for name, one in self.own.items() if one.is_required]
-        return {
-            "type": "object",
-            "properties": {name: one.schema for name, one in self.own.items()},
-            **({"required": required} if required else {}),
-        }
-
-    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Return a call's arguments in their types; raises BadCall that says what is missing, unknown or wrong."""
-        takes = f"{self._tool} takes {', '.join(self.own) or 'no arguments'}"
-        if unknown := [name for name in arguments if name not in self.own]:
-            raise BadCall(f"there is no argument {quoted(unknown[0])}; {takes}")
-        if missing := [name for name, one in self.own.items() if one.is_required and name not in arguments]:
-            raise BadCall(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; {takes}")
-        return {name: self.own[name].checked(value) for name, value in arguments.items()}
-
-
-def _documented(function: Callable[..., object], *, tool: str) -> docstring_parser.Docstring:
-    try:
-        return docstring_parser.parse(inspect.getdoc(function) or "")
-    except docstring_parser.ParseError as error:
-        raise UserError(
-            f"tool {tool}: its docstring cannot be read ({error}); write `Args:` as Google does"
-        ) from error
-
-
-def _check_is_json(default: object, *, where: str) -> None:
-    try:
-        json.dumps(default, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: its default {default!r} is none that a call could bring ({error})") from error
-
-
-def _hints(function: Callable[..., object], *, tool: str) -> dict[str, object]:
-    # A callable object has its annotations on its class.
-    annotated = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    try:
-        return typing.get_type_hints(annotated, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise UserError(f"tool {tool}: its annotations cannot be read ({error}); import what they name") from error
-
-
-def _parameter(parameter: inspect.Parameter, hint: Any, *, tool: str, description: str) -> Parameter:
-    where = f"tool {tool}: parameter {parameter.name}"
-    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise UserError(f"{where} has no name in a call; write a parameter of its own for each argument")
-    if hint is None:
-        raise UserError(f"{where} has no type; annotate it")
-    is_image = hint is Image.Image
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(str if is_image else hint, config=_NUMBERS_ONLY)
-        schema = adapter.json_schema()
-    except PydanticUserError as error:
-        raise UserError(
-            f"{where}: a call cannot bring {hint}; take str, int, float, bool, list, dict, Literal, Optional, or "
-            "PIL.Image.Image for an image"
-        ) from error
-    is_required = parameter.default is parameter.empty
-    if is_image:
-        description = f"{description} {_IMAGE_NAME}".strip()
-        if not is_required and not isinstance(parameter.default, str):
-            raise UserError(f"{where}: its default must be the name of an image, as text")
-    if description:
-        schema["description"] = description
-    if not is_required:
-        schema["default"] = parameter.default
-        _check_is_json(parameter.default, where=where)
-    return Parameter(name=parameter.name, schema=schema, is_required=is_required, is_image=is_image, adapter=adapter)
+        said = harmless(first["msg"].removeprefix("Input ").replace(" after validation", ""), most=MOST_SAID)
+        raise BadCall(f"{name}{place} is wrong: {said}; it is {quoted(first['input'])}")
 
 
 DEADLINE_S = 30.0
@@ -276,27 +195,27 @@ logger = logging.getLogger(__name__)
 
 
 class ToolFailed(Exception):
-    """A tool has not done what it should; the message is a clause for the policy, whose fault it is not."""
+    """A tool failed, which is not the policy's fault; the message is a clause for the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """What a tool shows."""
+    """The result of a tool."""
 
     text: str = ""
     images: tuple[ImagePart, ...] = ()
-    """An image without pixel bounds gets those of the environment."""
+    """Images without pixel bounds get those of the environment."""
 
 
 class Tool:
     """A function as a tool. Its name, signature and docstring describe it to the policy.
 
     Its parameters are str, int, float, bool, list, dict, Literal or Optional; a `PIL.Image.Image` is one of the episode's
-    images, which the call names. One annotated `EpisodeImages` or `Row` is filled in, and the policy not told of it. It
-    returns text, a number, a dict, an image, a list of texts and images, or a `ToolResult`, and raises `BadCall` with a
-    clause that tells the policy what was wrong with its call.
+    images, which the call names. Parameters annotated `EpisodeImages` or `Row` come from the environment and are not in
+    the schema. It returns text, a number, a dict, an image, a list of texts and images, or a `ToolResult`, and raises
+    `BadCall` with a clause that tells the policy what was wrong with its call.
 
-    A plain function runs in a thread of its own, an `async` one in the run's event loop, which it must never hold up.
+    A plain function runs in its own thread, an `async` one in the run's event loop, which it must not block.
     """
 
     def __init__(
@@ -308,42 +227,87 @@ class Tool:
         descriptions: Mapping[str, str] | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """Read the function's signature; raises UserError where it cannot be a tool.
+        """Read the function's signature; raises UserError if it cannot be a tool.
 
         Args:
-            description: of the tool, in the place of the docstring's.
-            descriptions: of its parameters, in the place of the docstring's.
-            deadline_s: seconds that a call may take.
+            description: of the tool, instead of the docstring's.
+            descriptions: of its parameters, instead of the docstring's.
+            deadline_s: time limit of a call in seconds.
         """
         self.name = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
         if not _NAME.fullmatch(self.name):
-            raise UserError(f"tool {self.name!r}: a name has letters, digits, _ and - only; give name=...")
+            raise UserError(f"tool {self.name!r}: a name has only letters, digits, _ and -; give name=...")
         if not 0 < deadline_s < float("inf"):
             raise UserError(f"tool {self.name}: deadline_s must be a number of seconds above 0, not {deadline_s}")
         self.deadline_s = deadline_s
-        self.parameters = Parameters(function, tool=self.name, descriptions=descriptions or {})
-        self.description = description or self.parameters.description
-        if not self.description:
-            raise UserError(f"tool {self.name}: it has no docstring; say in one what it does, for the policy")
         self._function = function
         self._left_behind: list[threading.Thread] = []
+        self.parameters: dict[str, Parameter] = {}
+        self.given: dict[str, type] = {}
+        """Parameters that come from the environment."""
+        try:
+            documented = self._read_signature(descriptions or {})
+            self.description = description or documented
+            json.dumps(self.schema, allow_nan=False)
+        except UserError:
+            raise
+        except (TypeError, ValueError, NameError, docstring_parser.ParseError) as error:
+            raise UserError(
+                f"tool {self.name}: its signature and docstring make no JSON schema ({type(error).__name__}: {error})"
+            ) from error
+        if not self.description:
+            raise UserError(f"tool {self.name}: it has no docstring; describe in one for the policy what it does")
+
+    def _read_signature(self, descriptions: Mapping[str, str]) -> str:
+        """Fill in the parameters and return the docstring's description."""
+        function = self._function
+        inner, fixed = (
+            (function.func, function.keywords) if isinstance(function, functools.partial) else (function, {})
+        )
+        documented = docstring_parser.parse(inspect.getdoc(inner) or "")
+        said = {one.arg_name: one.description or "" for one in documented.params} | dict(descriptions)
+        # A callable object has its annotations on its class.
+        annotated = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004
+        hints = typing.get_type_hints(annotated, include_extras=True)
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name in fixed:
+                continue
+            if hints.get(name) in GIVEN:
+                self.given[name] = hints[name]
+            else:
+                description = " ".join(said.get(name, "").split())
+                where = f"tool {self.name}: parameter {name}"
+                self.parameters[name] = Parameter.of(parameter, hints.get(name), where=where, description=description)
+        return documented.description or ""
 
     @property
     def schema(self) -> dict[str, object]:
-        """The description that chat templates take: `{"type": "function", "function": {"name": ...}}`."""
-        described = {"name": self.name, "description": self.description, "parameters": self.parameters.schema}
+        """The schema for chat templates: `{"type": "function", "function": {"name": ...}}`."""
+        required = [name for name, one in self.parameters.items() if one.is_required]
+        properties = {name: one.schema for name, one in self.parameters.items()}
+        parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+        described = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": described}
 
+    def _checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Return a call's arguments in their types; raises BadCall for missing, unknown or wrong ones."""
+        takes = f"{self.name} takes {', '.join(self.parameters) or 'no arguments'}"
+        if unknown := [name for name in arguments if name not in self.parameters]:
+            raise BadCall(f"there is no argument {quoted(unknown[0])}; {takes}")
+        if missing := [name for name, one in self.parameters.items() if one.is_required and name not in arguments]:
+            raise BadCall(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; {takes}")
+        return {name: self.parameters[name].checked(value, name=name) for name, value in arguments.items()}
+
     async def call(self, arguments: Mapping[str, object], *, images: EpisodeImages, row: Row) -> ToolResult:
-        """Return what the tool shows for a call's arguments.
+        """Return the tool's result for a call's arguments.
 
         Raises:
             BadCall: the arguments are wrong.
-            ToolFailed: it raised something else, did not return in time, or returned what cannot be shown. A thread that
-                hangs goes on until its function returns; while 64 of a tool's do, its calls fail at once.
+            ToolFailed: it raised something else, did not return in time, or returned something that cannot be shown. A
+                thread that hangs continues until its function returns; while 64 of a tool hang, its calls fail at once.
             UserError: an image of the row cannot be read.
         """
-        values = self.parameters.checked(arguments)
+        values = self._checked(arguments)
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
         if len(self._left_behind) >= _MOST_LEFT_BEHIND:
             raise self._failed(f"{len(self._left_behind)} of its earlier calls have not ended yet", row=row)
@@ -352,39 +316,40 @@ class Tool:
         except (BadCall, ToolFailed, UserError):
             raise
         except DeadlinePassed as error:
-            raise self._failed(f"it has not answered within {self.deadline_s:g} seconds", row=row) from error
+            raise self._failed(f"it did not answer within {self.deadline_s:g} seconds", row=row) from error
         except Exception as error:  # a tool is the user's own code, which may raise anything
             logger.warning("%s: the tool %s raised", row.location, self.name, exc_info=error)
-            raise ToolFailed(f"it broke off ({told(error)})") from error
+            raise ToolFailed(f"it raised {told(error)}") from error
 
     async def invoked(self, values: dict[str, object], *, images: EpisodeImages, row: Row) -> ToolResult:
-        """Run the function on arguments that were checked, without a deadline; a subclass may do something else."""
-        if not self._is_async:
+        """Run the function on checked arguments, without a deadline."""
+        called = getattr(self._function, "__call__", None)  # noqa: B004
+        if not (inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(called)):
             return await self.in_thread(lambda: shown(self._function(**self.filled(values, images=images, row=row))))
         filled = await self.in_thread(partial(self.filled, values, images=images, row=row))
         try:
             returned = await self._function(**filled)  # type: ignore[misc]
         except SystemExit as error:
-            # It would end the event loop.
+            # Otherwise it would end the event loop.
             raise passable(error) from error
         return await self.in_thread(lambda: shown(returned))
 
     def filled(self, values: Mapping[str, object], *, images: EpisodeImages, row: Row) -> dict[str, object]:
-        """Return the function's arguments: with the images that a call names, and what the environment gives.
+        """Return the function's arguments, including images and those from the environment; may take long.
 
-        Raises as `EpisodeImages.load` does, and may take as long.
+        Raises the errors of `EpisodeImages.load`.
         """
         complete = dict(values)
-        for name, parameter in self.parameters.own.items():
+        for name, parameter in self.parameters.items():
             if parameter.is_image:
                 named = str(values.get(name, parameter.schema.get("default")))
                 complete[name] = images.load(named).copy()
-        for name, kind in self.parameters.given.items():
+        for name, kind in self.given.items():
             complete[name] = images if kind is EpisodeImages else row
         return complete
 
     async def in_thread(self, function: Callable[[], Outcome]) -> Outcome:
-        """Return what a function returns in a thread of its own, which stays behind where nobody waits any more."""
+        """Run a function in its own thread and return its result; the thread is abandoned if this is cancelled."""
         answer, thread = start_thread(function, name=f"tool {self.name}")
         try:
             return await answer
@@ -392,39 +357,27 @@ class Tool:
             self._left_behind.append(thread)
             raise
 
-    @property
-    def _is_async(self) -> bool:
-        called = getattr(self._function, "__call__", None)  # noqa: B004
-        return inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(called)
-
     def _failed(self, reason: str, *, row: Row) -> ToolFailed:
         logger.warning("%s: the tool %s failed: %s", row.location, self.name, reason)
         return ToolFailed(reason)
 
 
 def as_tools(tools: Sequence[Tool | Callable[..., object]]) -> dict[str, Tool]:
-    """Return tools by their names, functions made into tools; raises UserError where two have the same name."""
+    """Return tools by name, with functions as tools; raises UserError if two have the same name."""
     made: dict[str, Tool] = {}
     for one in tools:
         tool = one if isinstance(one, Tool) else Tool(one)
         if tool.name in made:
-            raise UserError(
-                f"two tools are called {tool.name}; give one of them another name: Tool(function, name=...)"
-            )
+            raise UserError(f"two tools are named {tool.name}; rename one of them: Tool(function, name=...)")
         made[tool.name] = tool
     return made
 
 
-def told(error: BaseException) -> str:
-    """Return an error as it may stand in a sentence for the policy."""
-    return harmless(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, most=_MOST_SAID)
-
-
 def shown(returned: object) -> ToolResult:
-    """Return what a function has returned as it is shown: images in RGB and upright, text of bounded length.
+    """Return a function's result as shown to the policy: images in RGB and upright, text of bounded length.
 
     Raises:
-        ToolFailed: it can't be shown.
+        ToolFailed: it cannot be shown.
     """
     if isinstance(returned, ToolResult):
         return ToolResult(text=_text(returned.text), images=tuple(map(_image, returned.images)))
@@ -444,11 +397,11 @@ def _text(value: object) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolFailed(f"it returned neither text nor an image, but a {type(value).__name__}") from error
-    # Half of a surrogate pair can be written to no file.
+    # Files cannot contain half of a surrogate pair.
     text = text.encode("utf-8", "replace").decode("utf-8")
     if len(text) <= _MOST_CHARACTERS:
         return text
-    return f"{text[:_MOST_CHARACTERS]}… (cut here; {len(text)} characters in all)"
+    return f"{text[:_MOST_CHARACTERS]}… (truncated; {len(text)} characters in total)"
 
 
 def _image(value: Image.Image | ImagePart) -> ImagePart:

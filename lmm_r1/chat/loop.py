@@ -47,10 +47,11 @@ class AnswerWriter:
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._last = "\n"
+        self.text = ""
+        self.tokens = 0
 
     def begin_turn(self) -> None:
-        self._last = "\n"
+        self.text = ""
         if self._chat.has_answered and not self._chat.in_terminal:
             self._chat.out.write("\n")
         self._chat.has_answered = True
@@ -58,11 +59,12 @@ class AnswerWriter:
     def write(self, piece: str) -> None:
         self._chat.out.write(neutral(piece))
         self._chat.out.flush()
-        self._last = piece[-1:] or self._last
+        self.text += piece
 
     def end_turn(self) -> None:
-        if self._last != "\n":
-            self.write("\n")
+        if self.text and not self.text.endswith("\n"):
+            self._chat.out.write("\n")
+            self._chat.out.flush()
 
     def answered(self, answered: Answered) -> None:
         if not answered.is_over:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping
 
 from lmm_r1 import dotted
@@ -123,12 +122,6 @@ def _check_agent(config: PPOConfig) -> None:
             f"--agent.branches {settings.branches} must divide --rollout.n_samples_per_prompt {samples}, of which as many at "
             "a time have turns in common"
         )
-    try:
-        re.compile(settings.last_turn_regex or "")
-    except re.error as error:
-        raise UserError(
-            f"--agent.last_turn_regex {settings.last_turn_regex} is no regular expression ({error}); correct it"
-        ) from error
 
 
 def _check_accumulation(config: PPOConfig | SupervisedConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -43,9 +42,6 @@ class EpisodeFlags:
     """Images that the environment may show in an episode, in addition to those of the prompt."""
     agent_answer_s: Annotated[float, Within("(0, inf)")] = AgentConfig.answer_s
     """Seconds that the environment may take to answer a turn; after that the episode fails."""
-    agent_last_turn_regex: str | None = AgentConfig.last_turn_regex
-    """Regular expression that the last possible turn must match, if the environment does not constrain it; training
-    has the same flag."""
     agent_thought: ThoughtConfig = field(default_factory=ThoughtConfig)
     """Budget forcing: longer or shorter thoughts."""
 
@@ -67,11 +63,6 @@ def check_episodes(flags: EpisodeFlags, *, backend: str, vllm: str) -> None:
         raise UserError(f"--agent {flags.agent} with {backend}: only vLLM plays episodes; take {vllm}")
     agent_options(episode_limits(flags), flag="--agent_options")
     check_thought(flags.agent_thought, prefix="--agent_thought.")
-    try:
-        re.compile(flags.agent_last_turn_regex or "")
-    except re.error as error:
-        given = f"--agent_last_turn_regex {flags.agent_last_turn_regex}"
-        raise UserError(f"{given} is no regular expression: {error}") from error
 
 
 def refuse_episode_flags(flags: EpisodeFlags, *, because: str) -> None:
@@ -88,7 +79,6 @@ def episode_limits(flags: EpisodeFlags) -> AgentConfig:
         max_turns=flags.agent_max_turns,
         max_images=flags.agent_max_images,
         answer_s=flags.agent_answer_s,
-        last_turn_regex=flags.agent_last_turn_regex,
         thought=flags.agent_thought,
         overturn="keep",
     )
@@ -118,7 +108,7 @@ class ChatConfig(EpisodeFlags):
     """Sampling temperature; 0 decodes greedily."""
     top_p: float = 0.95
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
-    max_new_tokens: int = 2048
+    max_new_tokens: Annotated[int, Within("[1, inf)")] = 2048
     """Longest answer in tokens; in an episode, the longest turn."""
     max_model_len: Annotated[int | None, Within("[1, inf)")] = None
     """Longest conversation in tokens, including the answer. None is 8192, or the range of the short factors with

@@ -235,13 +235,6 @@ class AgentConfig:
     """What to do with an episode that a limit ends: mask leaves it out of the loss and of its group, penalise
     subtracts 1 from its reward, keep treats it like any other."""
     overturn_penalty: Annotated[float, FIXED] = 1.0
-    last_turn_regex: Annotated[
-        str | None,
-        Needs(".max_turns>1", because="that turn is left out of the loss"),
-        Needs("rollout.ignore_eos=False|None", because="no turn would end"),
-    ] = None
-    """Regular expression that the last turn allowed by agent.max_turns must match, for example an answer; that turn is
-    left out of the loss."""
     thought: ThoughtConfig = field(default_factory=ThoughtConfig)
     """Budget forcing: longer or shorter thoughts."""
     branches: Annotated[int, Within("[1, inf)"), Needs(".max_turns>1")] = 1

@@ -67,6 +67,20 @@ def load_image(part: ImagePart, *, location: str, side: int | None = None) -> Im
             return _upright(image)
 
 
+def within_bounds(image: Image.Image, part: ImagePart) -> Image.Image:
+    """Return the image resized to the pixel bounds of its part, for viewers that do not know them."""
+    pixels = image.width * image.height
+    wanted = pixels if part.min_pixels is None else max(pixels, part.min_pixels)
+    wanted = wanted if part.max_pixels is None else min(wanted, part.max_pixels)
+    if wanted == pixels:
+        return image
+    scale = math.sqrt(wanted / pixels)
+    rounded = math.floor if wanted < pixels else math.ceil
+    return image.resize(
+        (max(1, rounded(image.width * scale)), max(1, rounded(image.height * scale))), Image.Resampling.BICUBIC
+    )
+
+
 def encoded_image(part: ImagePart, *, location: str) -> bytes:
     """Return the image as it is stored, in any format; an image held as pixels becomes a PNG.
 

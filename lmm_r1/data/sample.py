@@ -109,12 +109,6 @@ class Segment:
     """The engine's log-prob of each generated token; None if not requested."""
     media: MediaRef | None = field(default=None, compare=False)
     """The tensors of the segment's images and videos for training; a prompt's are stored once per group."""
-    constrained: bool = False
-    """Whether a regular expression limited what could be sampled; the loss leaves such tokens out.
-
-    The engine's log-probs are then those of the distribution over the allowed tokens, which the trainer does not compute.
-    A ratio of the two would compare different distributions, and the policy did not choose freely.
-    """
     weights: tuple[WeightSpan, ...] = ()
     """Which weights its tokens were sampled with, if updates can happen in between; empty if not recorded."""
 
@@ -125,13 +119,6 @@ class Segment:
         if self.log_probs is not None:
             assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
             assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
-        if self.constrained:
-            assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
-
-    @property
-    def in_loss(self) -> bool:
-        """Whether its tokens are in the loss: sampled, and from the policy's own distribution."""
-        return self.kind == "generated" and not self.constrained
 
 
 @dataclass(frozen=True)
@@ -226,6 +213,8 @@ class EpisodeResult:
     """How correct it was, if the environment reports that in addition to its rewards."""
     logs: Mapping[str, float] = field(default_factory=dict)
     """Other values to log, under names that the environment has not declared."""
+    problem: str = ""
+    """How the environment failed, as a clause; empty if it has not."""
 
     @property
     def over_turn(self) -> bool:
@@ -295,7 +284,7 @@ class Sample:
     @property
     def loss_mask(self) -> list[bool]:
         """Which tokens are in the loss, (T,)."""
-        return [segment.in_loss for segment in self.segments for _ in segment.token_ids]
+        return [segment.kind == "generated" for segment in self.segments for _ in segment.token_ids]
 
     @property
     def action_ranges(self) -> list[tuple[int, int]]:
@@ -308,9 +297,9 @@ class Sample:
         """The engine's log-prob of each loss token, (T,), 0 for all others; None if it returned none."""
         if any(segment.log_probs is None for segment in self.generated):
             return None
-        known = (segment.log_probs if segment.in_loss else None for segment in self.segments)
-        pairs = zip(self.segments, known, strict=True)
-        return list(chain.from_iterable(given or (0.0,) * len(segment.token_ids) for segment, given in pairs))
+        return list(
+            chain.from_iterable(segment.log_probs or (0.0,) * len(segment.token_ids) for segment in self.segments)
+        )
 
     @property
     def media(self) -> tuple[PlacedRef, ...]:

@@ -268,7 +268,7 @@ def measure(
     }
     for row_set in row_sets:
         for verifier in filter(judges.__contains__, row_set.file.verifiers):
-            judges[verifier].check_labels(list(row_set.rows.values()))
+            judges[verifier].check_rows(list(row_set.rows.values()))
     if checkpoints:
         prepare_process()
         _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])

@@ -1,4 +1,4 @@
-"""Episodes of a group that have their first turns in common, and what plays the episodes of a run."""
+"""Episodes of a group that share their first turns, and the rollout of a run's episodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lmm_r1.generation.group import GroupSettings, Opening
 if TYPE_CHECKING:
     from lmm_r1.generation.episodes import _Play
 
-# Chance that the branches part before a turn where no turn is asked for.
+# Probability that branches diverge before a turn, if no turn is given.
 PARTING = 0.5
 
 
@@ -33,22 +33,22 @@ class _Fork:
     """The point at which the branches of a trunk diverge."""
 
     passed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the branches have parted, or the trunk has ended before."""
+    """Set once the branches have diverged, or the trunk has ended."""
     copies: list[tuple[Episode | None, _Play]] = field(default_factory=list)
-    """What the other branches go on from, until they take it; stays empty where the trunk ends before."""
+    """States from which the other branches continue; empty if the trunk ended before the fork."""
 
 
 class BranchingRollout(EpisodeRollout):
-    """Generates groups of episodes of which `GroupSettings.branches` at a time have their first turns in common.
+    """Generates groups in which `GroupSettings.branches` episodes at a time share their first turns.
 
-    What they have in common are the same ids, segments and media. Where a trunk ends before its branches part, the
-    others are played from the prompt on, so that a group is always whole.
+    Shared turns are the same ids, segments and media. If a trunk ends before its branches diverge, the others are played
+    from the prompt, so that a group is always complete.
     """
 
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
     ) -> AsyncGenerator[Sample, None]:
-        """Yield the group's episodes, without rewards, as they end; raises UserError also where one cannot be copied."""
+        """Yield the group's episodes, without rewards, as they end; raises UserError also if one cannot be copied."""
         if settings.branches == 1:
             async with aclosing(super().sampled(engine, opening, settings)) as samples:
                 async for sample in samples:
@@ -73,7 +73,7 @@ class BranchingRollout(EpisodeRollout):
     async def _trunk(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int, fork: _Fork
     ) -> Sample:
-        """Play an episode, and start the other branches of its tree where they diverge; it is one of them."""
+        """Play one branch, and start the other branches of its tree where they diverge."""
         seed = episode_seed(opening, settings, number=number)
         draw = random.Random(seed)
         episode, play = self._begun(opening, seed=seed, number=number)
@@ -108,34 +108,24 @@ class BranchingRollout(EpisodeRollout):
     def _copied(self, episode: Episode | None, opening: Opening) -> Episode | None:
         try:
             return None if episode is None else episode.branch()
-        except Exception as error:  # the user's own code, and what `copy` meets in it, which may raise anything
+        except Exception as error:  # the user's own code, which may raise anything
             raise UserError(
-                f"{self._place_of(opening.row)}: its episodes cannot branch, as one cannot be copied ({error}); give them a "
+                f"{self._place_of(opening.row)}: its episodes cannot branch, because they cannot be copied ({error}); give them a "
                 "method `branch` that returns a copy, or leave --agent.branches out"
             ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentSpec:
-    """Which environment answers the policy's turns, and how far its episodes go."""
+def agent_rollout(name: str | None, func_path: str | None, *, settings: AgentConfig, **group: Any) -> EpisodeRollout:
+    """Return the rollout of `--train.agent` or `--train.agent_func_path`; raises UserError if it cannot be created.
 
-    name: str | None
-    """As `--train.agent` has it; None where there is a file in OpenRLHF's form."""
-    func_path: str | None = None
-    """As `--train.agent_func_path` has it."""
-    settings: AgentConfig
-
-    def rollout(self, **room: Any) -> EpisodeRollout:
-        """Return what plays its episodes; raises UserError where the environment cannot be made.
-
-        Args:
-            room: what a `GroupRollout` takes.
-        """
-        if self.func_path is None:
-            assert self.name is not None, "one of the two is given"
-            environment = load_environment(self.name, options=agent_options(self.settings))
-            return BranchingRollout(environment=environment, limits=self.settings, **room)
-        agent = load_agent(self.func_path)
-        if isinstance(agent, ExecutorAgent):
-            return ExecutorRollout(environment=agent, limits=self.settings, **room)
-        return BranchingRollout(environment=agent, limits=self.settings, **room)
+    Args:
+        group: the arguments of a `GroupRollout`.
+    """
+    if func_path is None:
+        assert name is not None, "one of the two is given"
+        environment = load_environment(name, options=agent_options(settings))
+        return BranchingRollout(environment=environment, limits=settings, **group)
+    agent = load_agent(func_path)
+    if isinstance(agent, ExecutorAgent):
+        return ExecutorRollout(environment=agent, limits=settings, **group)
+    return BranchingRollout(environment=agent, limits=settings, **group)

@@ -1,4 +1,4 @@
-"""A checkpoint's side of a conversation with an engine: prompts encoded by its kit, tokens decoded again."""
+"""Encodes prompts for an engine with a checkpoint's kit, and decodes its tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import hashlib
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 
 
 _OPENING_TOKENS = 12
-"""Enough to hold the tag that opens a thought and the line break behind it."""
-# What a tokenizer writes for bytes that are no whole character yet.
+"""Enough for the tag that opens a thought and the line break after it."""
+# Written by tokenizers for an incomplete character.
 _INCOMPLETE = "\ufffd"
 
 
 class PromptCodec:
-    """Rows become prompts, and tokens become text; in several threads at a time."""
+    """Encodes rows as prompts, and decodes tokens as text; thread-safe."""
 
     def __init__(self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...]) -> None:
-        """Args: banned_token_ids: the engine keeps them from being sampled."""
+        """Args: banned_token_ids: tokens that the engine never samples."""
         self.kit = kit
         self._first_processor = processor
         self._processors: dict[int, Any] = {threading.get_ident(): processor}
@@ -50,7 +51,7 @@ class PromptCodec:
 
     @property
     def processor(self) -> Any:
-        """The processor of the thread that asks: a fast tokenizer that encodes in two at a time raises "Already borrowed"."""
+        """The processor of the current thread: a fast tokenizer used by two threads raises "Already borrowed"."""
         thread = threading.get_ident()
         with self._copying:
             if thread not in self._processors:
@@ -64,12 +65,12 @@ class PromptCodec:
         return cls(kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids)
 
     def encode(self, row: Row) -> EncodedPrompt:
-        """Return the row's prompt; raises UserError, with the row's place, for media that cannot be taken."""
+        """Return the row's prompt; raises UserError, with the row's location, for unusable media."""
         return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
 
     def engine_prompt(self, encoded: EncodedPrompt) -> TokensPrompt:
-        """Return the prompt as vLLM takes it, which expands the placeholders itself."""
-        # A type alone, but its module takes seconds to load; plain transformers needs none of it.
+        """Return the prompt for vLLM, which expands the placeholders itself."""
+        # Only a type, but its module takes seconds to load, and plain transformers does not need it.
         from vllm.inputs import TokensPrompt
 
         prompt = TokensPrompt(prompt_token_ids=encoded.engine_token_ids)
@@ -82,17 +83,17 @@ class PromptCodec:
         return prompt
 
     def begun_with(self, row: Row, token_ids: Sequence[int]) -> str:
-        """Return what a response to the prompt's tokens was begun with: the row's prefill, or a thought that its template opens."""
+        """Return the text with which a response begins: the row's prefill, or the tag of a thought that the template opens."""
         if row.prefill:
             return row.prefill
         tail = self.tokenizer.decode(token_ids[-_OPENING_TOKENS:], skip_special_tokens=False).rstrip()
         return f"{THINK}\n" if tail.endswith(THINK) else ""
 
     def prompt_text(self, row: Row) -> str:
-        """Return the row as the chat template writes it, with what its responses begin with; plain text as it stands.
+        """Return the row as rendered by the chat template, with the beginning of its responses; plain text unchanged.
 
-        What its texts spell of special tokens cannot be told from the template's there; raises UserError, with the row's
-        place, for a media token in one.
+        Special tokens in its texts cannot be distinguished from the template's. Raises UserError, with the row's location,
+        for a media token in a text.
         """
         if row.plain:
             parts = [part for message in row.messages for part in message.parts]
@@ -105,10 +106,10 @@ class PromptCodec:
         return text + row.prefill
 
     def marked_text(self, engine_token_ids: Sequence[int]) -> str:
-        """Return tokens as people are shown them, special ones included, with `<image>` in the place of each picture.
+        """Return tokens as text for people, including special tokens, with `<image>` for each picture.
 
         Args:
-            engine_token_ids: with one placeholder per image.
+            engine_token_ids: tokens with one placeholder per image.
         """
         placeholders = self.kit.placeholder_ids(self.processor)
         marks = [place for place, token in enumerate(engine_token_ids) if token in placeholders]
@@ -116,11 +117,11 @@ class PromptCodec:
         return "<image>".join(self.tokenizer.decode(piece, skip_special_tokens=False) for piece in pieces)
 
     def text(self, token_ids: Sequence[int], *, ended: bool) -> str:
-        """Return a response's text, in which no end token stands: the last of its tokens, where it has ended."""
+        """Return a response's text without its end token, which is its last token if it has ended."""
         return self.tokenizer.decode(self.words(token_ids, ended=ended), skip_special_tokens=False)
 
     def words(self, token_ids: Sequence[int], *, ended: bool) -> Sequence[int]:
-        """Return the tokens of a response's text: all but an end token, unless that is a word of it itself."""
+        """Return the tokens of a response's text: all but an end token, unless that is part of the text."""
         spoken = not token_ids or token_ids[-1] in self.kit.spoken_end_ids(self.tokenizer)
         return token_ids[:-1] if ended and not spoken else token_ids
 
@@ -131,7 +132,7 @@ class PromptCodec:
 
 
 def with_image_ids(encoded: EncodedPrompt) -> EncodedPrompt:
-    """Return a prompt whose images are named by what they show, as an engine names them: for one that is sent often."""
+    """Return a prompt whose images have ids by their content, for a prompt that is sent often."""
     return replace(encoded, image_ids=tuple(_image_id(image) for image in encoded.images))
 
 
@@ -142,7 +143,7 @@ def _image_id(image: Image.Image) -> str:
 
 
 class LimitedCodec(PromptCodec):
-    """The codec of an engine outside of training: refuses prompts that the engine's settings leave no room for."""
+    """The codec of an engine outside of training: refuses prompts beyond the engine's limits."""
 
     def __init__(self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None) -> None:
         checkpoint = checkpoint or Checkpoint(path, trust_remote_code=settings.trust_remote_code)
@@ -157,7 +158,7 @@ class LimitedCodec(PromptCodec):
         self._limits = {"image": settings.max_images, "video": settings.max_videos}
 
     def encode(self, row: Row) -> EncodedPrompt:
-        """Return the row's prompt; raises UserError for media that cannot be taken and a prompt that leaves no room."""
+        """Return the row's prompt; raises UserError for unusable media and for a prompt that leaves no room."""
         check_images_taken([row], kit=self.kit, model=self.path)
         encoded = super().encode(row)
         for kind, items in (("image", encoded.images), ("video", encoded.videos)):
@@ -168,7 +169,7 @@ class LimitedCodec(PromptCodec):
         if len(encoded.token_ids) >= self.max_len:
             bound = f"--max_model_len {self.max_len}; raise it"
             if self.max_len < self._asked_len:
-                bound = f"the {self.max_len} tokens that the model takes"
+                bound = f"the model's {self.max_len} tokens"
             raise UserError(
                 f"{row.location}: the prompt takes {len(encoded.token_ids)} tokens, which leaves no room for a response "
                 f"in {bound}"
@@ -188,20 +189,20 @@ class LimitedCodec(PromptCodec):
 
 
 class TextStream:
-    """Turns the tokens of one response into pieces of text, which together are the decoded response.
+    """Decodes the tokens of one response as they arrive; together, the pieces are the decoded response.
 
-    If the tokens are not whole characters, the marks of broken ones may differ.
+    Replacement characters for incomplete characters may differ.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        # Text of the tokens before `_read` is out; decoding starts at `_from`, as a token's text depends on the one before.
+        # The text before `_read` was returned; decoding starts at `_from`, because a token's text depends on the previous one.
         self._from = 0
         self._read = 0
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; empty within a character."""
+        """Return the text that these tokens complete; empty in the middle of a character."""
         self._ids.extend(token_ids)
         known, text = self._decoded(self._read), self._decoded(len(self._ids))
         if text.endswith(_INCOMPLETE) or len(text) <= len(known):
@@ -210,7 +211,7 @@ class TextStream:
         return text[len(known) :]
 
     def rest(self) -> str:
-        """Return the text that was held back, when no token follows."""
+        """Return the remaining text, when no token follows."""
         known, text = self._decoded(self._read), self._decoded(len(self._ids))
         self._from = self._read = len(self._ids)
         return text[len(known) :]
@@ -224,10 +225,10 @@ CORRECTION = "algo.advantage.is_correction_level"
 
 
 def check_turn_end(kit: LmmKit, processor: Any, *, path: str, model: str) -> None:
-    """Raise UserError where no token ends a turn of the chat template, so that responses would run on to their limit.
+    """Raise UserError if no end token ends a turn of the chat template, because responses would run to their limit.
 
     Args:
-        path: of the checkpoint.
+        path: the checkpoint.
         model: the flag and the path, for the message.
     """
     tokenizer = kit.tokenizer_of(processor)
@@ -237,30 +238,26 @@ def check_turn_end(kit: LmmKit, processor: Any, *, path: str, model: str) -> Non
     through = kit.render(processor, [question, answer], add_generation_prompt=False)
     same = next((place for place, pair in enumerate(zip(before, through, strict=False)) if pair[0] != pair[1]), None)
     turn = through[len(before) if same is None else same :]
-    if _end_tokens(path, tokenizer).isdisjoint(turn):
+    # vLLM ends a response at these: the tokenizer's, and those of the checkpoint's generation config.
+    ends = [tokenizer.eos_token_id]
+    with suppress(OSError):  # not every checkpoint has one
+        listed = GenerationConfig.from_pretrained(path).eos_token_id
+        ends += listed if isinstance(listed, list) else [listed]
+    if set(ends).isdisjoint(turn):
         raise UserError(
-            f"{model}: the chat template writes an answer as {tokenizer.decode(turn)!r}, in which none of the tokens that "
-            f"end a response stands ({tokenizer.eos_token}), so that no response would end; give the tokenizer the end of "
-            "a turn as one token, its eos_token, and teach it to the model with lmm-r1 train_sft"
+            f"{model}: the chat template renders an answer as {tokenizer.decode(turn)!r}, which contains no token that ends "
+            f"a response ({tokenizer.eos_token}), so no response would end; set the tokenizer's eos_token to the token that "
+            "ends a turn, and train the model with lmm-r1 train_sft to generate it"
         )
 
 
-def _end_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids at which vLLM ends a response: the tokenizer's, and those of the checkpoint's generation config."""
-    try:
-        listed = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:
-        listed = None  # not every checkpoint has one
-    return {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
-
-
 def disagrees(policy: Checkpoint) -> bool:
-    """Say whether the engine of this machine cannot agree with the trainer on rows with images or videos."""
+    """Return whether this machine's engine cannot agree with the trainer on rows with images or videos."""
     return not cpu.has_cuda() and policy.kit.engine_disagrees(policy.config)
 
 
 def with_correction(config: PPOConfig, *, policy: Checkpoint, rows: Sequence[Row]) -> PPOConfig:
-    """Return the configuration with the mismatch correction on where the engine cannot agree with the trainer.
+    """Return the configuration with the mismatch correction on if the engine cannot agree with the trainer.
 
     That is so for image rows of a kit with `engine_disagreement`, on vLLM's CPU backend; the run warns of it once.
     """

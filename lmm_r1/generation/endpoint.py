@@ -1,4 +1,4 @@
-"""Generation by a chat endpoint: its messages, its requests, and the log of its answers."""
+"""Generation by an OpenAI-compatible endpoint: messages, requests, and the log of its answers."""
 
 from __future__ import annotations
 
@@ -7,40 +7,39 @@ import base64
 import hashlib
 import io
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-import tenacity
-from PIL import Image
+import openai
 
-from lmm_r1.data.images import load_image
+from lmm_r1.data.images import load_image, within_bounds
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, check_asks, videos_of
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_files import append_json_lines, count_field, cut_torn_line, read_json_lines, text_field
-from lmm_r1.generation.engine import Outcome, SamplingSettings
+from lmm_r1.files.json_files import append_json_lines, cut_torn_line, read_json_lines, text_field
+from lmm_r1.generation.engine import Outcome, SamplingSettings, outcomes_in
+from remote_rm.service.access import is_local
 
 FINISH_REASONS: dict[object, FinishReason] = {"stop": "stop", "eos_token": "stop", "length": "length"}
 
 
 def openai_messages(row: Row) -> list[dict[str, object]]:
-    """Return a row's messages with its images as PNG data URLs: the pixels that an engine in this process would see.
+    """Return a row's messages with its images as PNG data URLs, with the pixels that an engine in this process would see.
 
     Raises:
-        UserError: an image cannot be read, or the row holds what the API has no form for.
+        UserError: an image cannot be read, or the row has content that the API does not support.
     """
     if videos_of(row.messages):
         raise UserError(f"{row.location}: the row has a video, and an endpoint takes text and images only")
     if row.prefill:
         raise UserError(
-            f"{row.location}: every response begins with the row's prefill, which an endpoint cannot go on from"
+            f"{row.location}: every response begins with the row's prefill, which an endpoint cannot continue"
         )
     check_asks(row)
     return [{"role": message.role, "content": _content(message, location=row.location)} for message in row.messages]
@@ -50,7 +49,7 @@ def completion_of(choice: object, *, num_tokens: int | None, location: str) -> C
     """Return one of a reply's choices as a response.
 
     Raises:
-        UserError: it is none, or it ended in a way that says nothing of the model, through a content filter for instance.
+        UserError: the choice is malformed, or ended for a reason unrelated to the model, such as a content filter.
     """
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
@@ -60,10 +59,10 @@ def completion_of(choice: object, *, num_tokens: int | None, location: str) -> C
         raise UserError(f"{location}: the endpoint ended the response with {choice.get('finish_reason')!r}")
     text = message.get("content")
     if text is None:
-        # A refusal is the model's own answer, and thinking that took all tokens leaves none.
+        # A refusal is the model's own answer; a response cut off while thinking has no text.
         text = message.get("refusal") or ("" if ended == "length" else None)
     if not isinstance(text, str):
-        raise UserError(f"{location}: the endpoint's reply has content that is no text")
+        raise UserError(f"{location}: the endpoint's reply has content that is not text")
     if num_tokens is not None and num_tokens < 0:
         raise UserError(f"{location}: the endpoint's reply counts {num_tokens} tokens")
     return Completion(text=text, num_tokens=num_tokens, finish_reason=ended)
@@ -80,36 +79,23 @@ def _part(part: Part, *, location: str) -> dict[str, object]:
         return {"type": "text", "text": part.text}
     assert isinstance(part, ImagePart), "videos are refused before"
     buffer = io.BytesIO()
-    _within(load_image(part, location=location), part).save(buffer, "PNG")
+    # The server's image processor does not know the row's pixel bounds.
+    within_bounds(load_image(part, location=location), part).save(buffer, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _within(image: Image.Image, part: ImagePart) -> Image.Image:
-    """Return the image with the pixels that the row asks for; the server's image processor does not know these limits."""
-    pixels = image.width * image.height
-    wanted = pixels if part.min_pixels is None else max(pixels, part.min_pixels)
-    wanted = wanted if part.max_pixels is None else min(wanted, part.max_pixels)
-    if wanted == pixels:
-        return image
-    scale = math.sqrt(wanted / pixels)
-    rounded = math.floor if wanted < pixels else math.ceil
-    return image.resize(
-        (max(1, rounded(image.width * scale)), max(1, rounded(image.height * scale))), Image.Resampling.BICUBIC
-    )
 
 
 KEY = "request"
 
 
 class AnswerLog:
-    """The responses to requests, by a key that says everything a response depends on.
+    """The responses to requests, by a key of everything that a response depends on.
 
-    A request that failed is not in it, so the next session asks again. Of equal requests each has answers of its own.
+    Failed requests are not logged, so the next session repeats them. Each of several equal requests has its own answers.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the answers of earlier sessions; raises UserError for a file of another kind."""
+        """Read the answers of earlier sessions; raises UserError for a file with other content."""
         self.path = path
         self._known: dict[str, list[tuple[Completion, ...]]] = defaultdict(list)
         cut_torn_line(path)
@@ -120,19 +106,16 @@ class AnswerLog:
                     _completions(line.record, place=line.place)
                 )
         self.known = sum(map(len, self._known.values()))
-        """Requests that earlier sessions had answered."""
-        self.taken = 0
-        """Those of them that this session needed."""
+        """The number of requests that earlier sessions have answered."""
 
     def take(self, key: str) -> tuple[Completion, ...] | None:
-        """Return the responses that an earlier session got to such a request, once."""
+        """Return the responses that an earlier session got to such a request, each once."""
         if not self._known[key]:
             return None
-        self.taken += 1
         return self._known[key].pop(0)
 
     def add(self, key: str, completions: tuple[Completion, ...]) -> None:
-        """Append the responses to a request; raises UserError where they cannot be written."""
+        """Append the responses to a request; raises UserError if they cannot be written."""
         responses = [
             {"text": one.text, "tokens": one.num_tokens, "finish_reason": one.finish_reason} for one in completions
         ]
@@ -140,32 +123,28 @@ class AnswerLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_json_lines(self.path, [{KEY: key, "responses": responses}], readable=True)
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror}); make room and go on") from error
+            raise UserError(
+                f"{self.path}: cannot be written ({error.strerror}); free some disk space and run the command again"
+            ) from error
 
 
-def _completions(record: dict[str, object], *, place: str) -> tuple[Completion, ...]:
-    responses = record.get("responses")
-    if not isinstance(responses, list) or not all(isinstance(response, dict) for response in responses):
-        raise UserError(f"{place}: responses must be a list of objects; delete the line to ask again")
-    return tuple(_completion(response, place=place) for response in responses)
+def _completions(record: Mapping[str, Any], *, place: str) -> tuple[Completion, ...]:
+    try:
+        return tuple(
+            Completion(
+                text=one["text"],
+                num_tokens=one["tokens"],
+                finish_reason="stop" if one["finish_reason"] == "stop" else "length",
+            )
+            for one in record["responses"]
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{place}: not an answer of an endpoint; delete the line to request it again") from error
 
 
-def _completion(record: dict[str, object], *, place: str) -> Completion:
-    reason = text_field(record, "finish_reason", place=place)
-    ended: FinishReason | None = "stop" if reason == "stop" else "length" if reason == "length" else None
-    if ended is None:
-        raise UserError(f"{place}: finish_reason must be stop or length, found {reason!r}; delete the line")
-    tokens = None if record.get("tokens") is None else count_field(record, "tokens", place=place)
-    return Completion(text=text_field(record, "text", place=place), num_tokens=tokens, finish_reason=ended)
-
-
-# What passes: a time-out, a conflict, too many requests. Errors of the server itself do, too.
-TRANSIENT_STATUSES = (408, 409, 425, 429)
-# What holds for every row alike: no key or a wrong one, no such model, another address.
+# These hold for every row: a missing or wrong key, no such model, another address.
 HOPELESS_STATUSES = (301, 302, 307, 308, 401, 402, 403, 404)
-LONGEST_WAIT_SECONDS = 60.0
 LONGEST_REASON = 300
-_BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=LONGEST_WAIT_SECONDS) + tenacity.wait_random(0, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,93 +152,77 @@ class GeneratorEndpoint:
     """Where requests go and how they are made."""
 
     url: str
-    """The API's base, `https://api.openai.com/v1`; `/chat/completions` is put behind it."""
+    """The base of the API, such as `https://api.openai.com/v1`; `/chat/completions` is appended."""
     model: str
     api_key: str | None = field(repr=False)
-    """Sent as a bearer token, and never written or shown."""
+    """Sent as a bearer token; never logged."""
     concurrency: int
-    """Rows that are asked at the same time."""
+    """Rows requested at the same time."""
     timeout_seconds: float
-    """Of one attempt."""
+    """Time limit of one attempt."""
     attempts: int
-    """Of one request, the first included."""
+    """Attempts per request, including the first."""
     body: Mapping[str, Any]
-    """Fields put into every request; None takes one out."""
+    """Fields added to every request; None removes one."""
 
 
 class EndpointError(UserError):
     """No row can be answered by this endpoint; the message says why."""
 
 
-class _Transient(Exception):
-    """An attempt failed, and a retry may succeed."""
-
-    def __init__(self, reason: str, *, wait_seconds: float | None = None) -> None:
-        super().__init__(reason)
-        self.wait_seconds = wait_seconds
-
-
 class EndpointEngine:
-    """Asks a server for responses; it gives no token ids, and where it does not count tokens, nobody does."""
+    """Requests responses from a server. They have no token ids, and a number of tokens only if the server counts them."""
 
     def __init__(self, settings: GeneratorEndpoint, *, log: AnswerLog) -> None:
         """Args:
-        log: whatever it holds is not asked again, and what is answered goes there at once.
+        log: requests in it are not sent again; new answers are added at once.
         """
         self.settings = settings
         self.log = log
         self._base = settings.url.rstrip("/")
         self._loop = asyncio.new_event_loop()
-        self._session: aiohttp.ClientSession | None = None
+        self._client = openai.AsyncOpenAI(
+            base_url=self._base,
+            # Without a key of its own, that of another service must not be sent.
+            api_key=settings.api_key or "none",
+            timeout=settings.timeout_seconds,
+            max_retries=settings.attempts - 1,
+            # A server on this machine needs no proxy. A redirect could send the key elsewhere.
+            http_client=openai.DefaultAsyncHttpxClient(
+                trust_env=not is_local(urlsplit(self._base).hostname or ""), follow_redirects=False
+            ),
+        )
 
     def check(self) -> None:
-        """Raise EndpointError where the server cannot be reached or refuses the key."""
-        self._loop.run_until_complete(self._check())
+        """Raise EndpointError if the server cannot be reached or refuses the key."""
+        try:
+            self._loop.run_until_complete(self._client.with_options(max_retries=0).models.list())
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise self._hopeless(error) from error
+        except openai.APIConnectionError as error:
+            reason = self._reason(error)
+            raise EndpointError(f"--endpoint {self.settings.url}: {reason}; is the server up?") from error
+        except (openai.OpenAIError, ValueError):
+            pass  # not every server lists its models
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
-        """Yield how each (index, row) went, in the order in which they end.
+        """Yield the outcome of each (index, row), in the order in which they end.
 
         Raises:
-            EndpointError: the server says what would hold for every row.
+            EndpointError: the server's error applies to every row.
         """
-        source = iter(rows)
-        tasks: set[asyncio.Task[Outcome]] = set()
-        try:
-            while True:
-                while len(tasks) < self.settings.concurrency and (item := next(source, None)) is not None:
-                    tasks.add(self._loop.create_task(self._outcome(*item, sampling=sampling)))
-                if not tasks:
-                    return
-                waiting = asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                done, _ = self._loop.run_until_complete(waiting)
-                for task in done:
-                    tasks.remove(task)
-                    yield task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(_ended(tasks))
+        outcome_of = partial(self._outcome, sampling=sampling)
+        return outcomes_in(self._loop, rows, outcome_of, at_once=self.settings.concurrency)
 
     def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            self._loop.run_until_complete(self._session.close())
+        self._loop.run_until_complete(self._client.close())
         self._loop.close()
-
-    async def _check(self) -> None:
-        url = f"{self._base}/models"
-        try:
-            async with self._connected().get(url, allow_redirects=False) as reply:
-                # Not every server lists its models; only what it says of the key counts.
-                if reply.status in (401, 403):
-                    raise EndpointError(self._told(reply.status, await reply.text()))
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise EndpointError(f"--endpoint {self.settings.url}: {_named(error)}; is the server up?") from error
 
     async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
         try:
-            # Reading and encoding images takes a while, and other rows' requests must not wait for it.
+            # Reading and encoding images must not delay the requests of other rows.
             body = await asyncio.to_thread(self._body, row, sampling)
             key = hashlib.sha256(json.dumps([self._base, sampling.n_samples, body]).encode()).hexdigest()
             known = self.log.take(key)
@@ -284,7 +247,7 @@ class EndpointEngine:
         return {name: value for name, value in body.items() if value is not None}
 
     async def _completions(self, body: Mapping[str, object], *, count: int, location: str) -> tuple[Completion, ...]:
-        """Ask until there are `count` responses: some servers ignore `n` and return one."""
+        """Send requests until there are `count` responses: some servers ignore `n` and return one."""
         found: list[Completion] = []
         while len(found) < count:
             wanted = count - len(found)
@@ -294,75 +257,50 @@ class EndpointEngine:
                 raise UserError(f"{location}: the endpoint's reply has no choices: {self._clean(json.dumps(reply))}")
             usage = reply.get("usage")
             tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-            # It is the sum over the choices, so it tells of one response only where there is one.
+            # The sum over all choices, which is known per response only if there is one.
             only = tokens if isinstance(tokens, int) and len(choices) == 1 else None
             found += [completion_of(choice, num_tokens=only, location=location) for choice in choices[:wanted]]
         return tuple(found)
 
     async def _reply(self, body: Mapping[str, object], *, location: str) -> dict[str, object]:
-        attempts = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_Transient),
-            stop=tenacity.stop_after_attempt(self.settings.attempts),
-            wait=_wait,
-            reraise=True,
-        )
         try:
-            return await attempts(self._attempt, body, location=location)
-        except _Transient as error:
-            tries = "1 attempt" if self.settings.attempts == 1 else f"{self.settings.attempts} attempts"
-            raise UserError(f"{location}: no answer from the endpoint in {tries}; the last: {error}") from error
-
-    async def _attempt(self, body: Mapping[str, object], *, location: str) -> dict[str, object]:
-        url = f"{self._base}/chat/completions"
-        try:
-            async with self._connected().post(url, json=body, allow_redirects=False) as reply:
-                text = await reply.text(errors="replace")
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise _Transient(_named(error)) from error
-        if reply.status in TRANSIENT_STATUSES or reply.status >= 500:
-            raise _Transient(self._said(reply.status, text), wait_seconds=_seconds(reply.headers.get("Retry-After")))
-        if reply.status in HOPELESS_STATUSES:
-            raise EndpointError(self._told(reply.status, text))
-        if reply.status != 200:
-            raise UserError(f"{location}: the endpoint refused the row with {self._said(reply.status, text)}")
+            text = await self._client.post("/chat/completions", cast_to=str, body=body)
+        except openai.APIStatusError as error:
+            if error.status_code in HOPELESS_STATUSES:
+                raise self._hopeless(error) from error
+            told = f"the endpoint refused the row with {self._reason(error)}"
+            if error.status_code >= 500 or error.status_code in (408, 409, 429):  # those that the client retries
+                told = f"no answer from the endpoint in {self.settings.attempts} attempts; the last: {self._reason(error)}"
+            raise UserError(f"{location}: {told}") from error
+        except openai.APIConnectionError as error:
+            told = f"no answer from the endpoint in {self.settings.attempts} attempts; the last: {self._reason(error)}"
+            raise UserError(f"{location}: {told}") from error
         try:
             answer = json.loads(text)
+            if not isinstance(answer, dict):
+                raise ValueError("no object")
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{location}: the endpoint's reply is no JSON: {self._clean(text)}") from error
-        if not isinstance(answer, dict):
-            raise UserError(f"{location}: the endpoint's reply is no JSON object: {self._clean(text)}")
+            raise UserError(f"{location}: the endpoint's reply is not a JSON object: {self._clean(text)}") from error
         return answer
 
-    def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            key = self.settings.api_key
-            self._session = aiohttp.ClientSession(
-                headers={} if key is None else {"Authorization": f"Bearer {key}"},
-                timeout=aiohttp.ClientTimeout(total=self.settings.timeout_seconds),
-                connector=aiohttp.TCPConnector(limit=self.settings.concurrency),
-                # The proxies that the environment names; what runs on this machine needs none.
-                trust_env=urlsplit(self._base).hostname not in ("localhost", "127.0.0.1", "::1"),
-            )
-        return self._session
-
-    def _told(self, status: int, text: str) -> str:
+    def _hopeless(self, error: openai.APIStatusError) -> EndpointError:
         advice = {
             401: "set --api_key_env to the variable that holds a valid key",
             403: "the key does not allow it",
             404: f"check the address and --model {self.settings.model}",
         }
-        where = f"--endpoint {self.settings.url}: it answers with {self._said(status, text)}"
-        return f"{where}; {advice.get(status, 'no row can be answered')}"
+        where = f"--endpoint {self.settings.url}: it answers with {self._reason(error)}"
+        return EndpointError(f"{where}; {advice.get(error.status_code, 'no row can be answered')}")
 
-    def _said(self, status: int, text: str) -> str:
-        """Return the status and the server's message, if any."""
-        try:
-            error = json.loads(text).get("error", text)
-            message = error.get("message", text) if isinstance(error, dict) else error
-        except (ValueError, AttributeError, RecursionError):
-            message = text
-        words = self._clean(str(message))
-        return f"status {status} ({words})" if words else f"status {status}"
+    def _reason(self, error: openai.APIError) -> str:
+        """Return why a request failed: the server's status and message, or the error of the connection."""
+        if isinstance(error, openai.APITimeoutError):
+            return "no answer within --endpoint_timeout"
+        if not isinstance(error, openai.APIStatusError):
+            return str(error.__cause__ or error)
+        message = error.body.get("message", error.body) if isinstance(error.body, dict) else error.body
+        words = self._clean(str(message or ""))
+        return f"status {error.status_code} ({words})" if words else f"status {error.status_code}"
 
     def _clean(self, text: str) -> str:
         """Return a message as a short line without the API key, which some servers repeat."""
@@ -370,29 +308,3 @@ class EndpointEngine:
             text = text.replace(self.settings.api_key, "***")
         text = " ".join(text.split())
         return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
-
-
-async def _ended(tasks: set[asyncio.Task[Outcome]]) -> None:
-    """Wait for tasks that were cancelled, or that failed in addition to the one whose error is raised."""
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _named(error: BaseException) -> str:
-    if isinstance(error, asyncio.TimeoutError):
-        return "no answer within --endpoint_timeout"
-    return str(error) or type(error).__name__
-
-
-def _seconds(value: str | None) -> float | None:
-    """Return the seconds of `Retry-After`; a date is ignored."""
-    try:
-        return None if value is None else max(0.0, float(value))
-    except ValueError:
-        return None
-
-
-def _wait(state: tenacity.RetryCallState) -> float:
-    """Return the wait that the server asks for, otherwise one that grows with each attempt."""
-    error = None if state.outcome is None else state.outcome.exception()
-    asked = error.wait_seconds if isinstance(error, _Transient) else None
-    return _BACKOFF(state) if asked is None else min(asked, LONGEST_WAIT_SECONDS)

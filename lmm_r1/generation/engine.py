@@ -1,14 +1,15 @@
-"""What every engine is: how it is loaded, what it is asked for, and how each row went."""
+"""Settings, protocols and outcomes that all engines share."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from lmm_r1 import quiet
 from lmm_r1.config.checks import agent_options
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lmm_r1.generation.episode_engine import EpisodeEngine
 
 
+T = TypeVar("T")
 EngineDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -47,15 +49,15 @@ class EngineSettings:
     """Rows in one batch of the transformers engine; vLLM makes its own."""
     tensor_parallel_size: int
     gpu_memory_utilization: float | None
-    """None is what its responses need, as far as it is free."""
+    """None takes what the responses need, limited by the free memory."""
     enforce_eager: bool | None
     """Run vLLM without CUDA graphs; None depends on the size of the model."""
     seed: int
     trust_remote_code: bool
     speculation: Speculation | None = None
-    """How vLLM guesses tokens ahead; None where it does not."""
+    """Speculative decoding of vLLM; None disables it."""
     responses: int = 256
-    """That are under way together: enough to keep the engine busy, few enough that rows end nearly in order."""
+    """Responses generated at a time: enough to keep the engine busy, few enough that rows end nearly in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,31 +68,31 @@ class SamplingSettings:
     temperature: float
     top_p: float
     max_new_tokens: int | None
-    """None: whatever the prompt leaves of the longest sequence."""
+    """None allows all tokens that the prompt leaves of the longest sequence."""
     top_k: int = -1
     """How many of the likeliest tokens are sampled from; -1 takes all."""
     seed: int | None = None
     """The same seed gives the same responses; None draws from the engine's own seed."""
 
     def greedy(self) -> SamplingSettings:
-        """Return how the one response is generated that takes the likeliest token each time."""
+        """Return the settings of one greedy response."""
         return replace(self, n_samples=1, temperature=0.0, top_p=1.0, top_k=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings:
-    """Which environment answers the turns of a checkpoint outside of training, and how far its episodes go."""
+    """The environment that answers the turns of a checkpoint outside of training, and the limits of its episodes."""
 
     agent: str
-    """As `load_environment` takes it."""
+    """The source that `load_environment` takes."""
     limits: AgentConfig
     seed: int
-    """Of the sampling: with it each turn is drawn alike again, whatever is played beside it."""
+    """Seed of the sampling. The same seed gives the same turns, whatever else is running."""
     pictures: Literal["whole", "small"]
-    """How the pictures come along that an environment has shown: as they are, with the prompt, or small, to look at."""
+    """Whether the pictures shown by the environment are kept in full, with the prompt, or small, for people."""
 
     def environment(self) -> Environment:
-        """Return the environment; raises UserError where it cannot be had."""
+        """Return the environment; raises UserError if it cannot be loaded."""
         from lmm_r1.agents.registry import load_environment
 
         return load_environment(self.agent, options=agent_options(self.limits, flag="--agent_options"))
@@ -98,19 +100,19 @@ class EpisodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one row went: its completions, or why it could not be taken."""
+    """The completions of one row, or why it was refused."""
 
     index: int
     row: Row | None = None
-    """None for a record that is no row."""
+    """None for a record that is not a row."""
     completions: tuple[Completion, ...] = ()
     reason: str | None = None
-    """One sentence with the row's place; None where there are completions."""
+    """One sentence with the row's location; None if there are completions."""
     seconds: float = 0.0
-    """From the moment the engine got the prompt to its last completion."""
+    """From the request to the last completion."""
 
     def with_images(self, change: Callable[[ImagePart], ImagePart]) -> Outcome:
-        """Return it with each picture changed that its episodes have shown."""
+        """Return the outcome with each picture of its episodes changed."""
         completions = (
             one if one.played is None else replace(one, played=one.played.with_images(change))
             for one in self.completions
@@ -119,12 +121,12 @@ class Outcome:
 
 
 class TokenEngine(Protocol):
-    """A vLLM engine as it is used in training and outside of it: `AsyncLLM`, or `InProcessEngine`."""
+    """A vLLM engine, in training and outside of it: `AsyncLLM` or `InProcessEngine`."""
 
     def generate(
         self, prompt: TokensPrompt, sampling_params: SamplingParams, request_id: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield what comes of a request, as its parameters' `output_kind` asks for; leaving early aborts it."""
+        """Yield the outputs of a request, according to its parameters' `output_kind`; leaving early aborts it."""
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -134,29 +136,29 @@ class TokenEngine(Protocol):
     async def pause_generation(
         self, *, mode: Literal["keep"], wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
     ) -> None:
-        """Let every request wait where it is."""
+        """Pause all requests."""
 
     async def resume_generation(self) -> None:
-        """Let the requests go on that wait."""
+        """Resume the paused requests."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget the keys and values of earlier prompts; those of running requests too, which are computed again."""
+        """Drop the KV cache of earlier prompts; with `reset_running_requests` also of running ones, which are recomputed."""
 
     async def reset_encoder_cache(self) -> None:
-        """Forget the features of images and videos."""
+        """Drop the features of images and videos."""
 
     async def reset_mm_cache(self) -> None:
-        """Forget processed images and videos."""
+        """Drop processed images and videos."""
 
 
 class Responder(Protocol):
     """Generates responses to many rows, with one engine or several."""
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
-        """Yield how each (index, row) went, in the order in which they end; one bad row stops no other."""
+        """Yield the outcome of each (index, row), in the order in which they end; a bad row does not stop the others."""
 
     def close(self) -> None:
-        """Free the memory for what comes next."""
+        """Free the memory."""
 
 
 class Engine(Responder, Protocol):
@@ -165,41 +167,80 @@ class Engine(Responder, Protocol):
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
-        """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
+        """Return one response, reporting its text as it grows; raises UserError for a row that the engine refuses."""
+
+
+def outcomes_in(
+    loop: asyncio.AbstractEventLoop,
+    rows: Iterable[tuple[int, T]],
+    outcome_of: Callable[[int, T], Coroutine[Any, Any, Outcome]],
+    *,
+    at_once: int,
+) -> Iterator[Outcome]:
+    """Yield the outcome of each (index, row), in the order in which they end, with `at_once` of them in progress.
+
+    Leaving early cancels the others. Raises what `outcome_of` raises.
+    """
+    source = iter(rows)
+    tasks: set[asyncio.Task[Any]] = set()
+    ends: set[asyncio.Task[Any]] = set()
+    try:
+        while True:
+            while len(tasks) < at_once and (item := next(source, None)) is not None:
+                tasks.add(loop.create_task(outcome_of(*item)))
+            if not tasks:
+                return
+            first = loop.create_task(asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))
+            ends = {first}
+            done, _ = loop.run_until_complete(first)
+            for task in done:
+                tasks.remove(task)
+                yield task.result()
+    finally:
+        # If several failed, one is reported. An interrupt leaves the last wait unfinished.
+        end_tasks(loop, tasks | ends)
+
+
+def end_tasks(loop: asyncio.AbstractEventLoop, tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for them."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 Backend = Literal["vllm", "transformers"]
-# What can be done with a kit that vLLM does not have.
+# Advice for kits without vLLM support.
 FINE_TUNE = "it can be fine-tuned with lmm-r1 train_sft"
 PLAIN_TRANSFORMERS = "generate through plain transformers (--eval_task generate, --backend transformers)"
 
 
 def prepare_process() -> None:
-    """Set what vLLM and PyTorch read when they are imported; for a process that runs engines itself."""
-    # What torch says of thread binding would stand between the lines of the command.
+    """Set the environment variables that vLLM and PyTorch read on import, for a process that runs engines itself."""
+    # Otherwise torch prints remarks about thread binding between the lines of the command.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from lmm_r1 import cpu
 
     cpu.prepare_process()
-    # No process of its own for the engine, which would import vLLM once more.
+    # A process of its own for the engine would import vLLM once more.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
 def check_backend(backend: Backend, kit: LmmKit, *, model: str, instead: str = PLAIN_TRANSFORMERS) -> None:
-    """Raise UserError where the backend has no class for the kit's models.
+    """Raise UserError if the backend does not support the kit's models.
 
     Args:
         model: the flag and the path, for the message.
-        instead: what can be done, for the message.
+        instead: advice for the message.
     """
     if backend == "vllm" and kit.engine_refusal is not None:
         raise UserError(f"{model}: vLLM cannot generate with this architecture ({kit.engine_refusal}); {instead}")
 
 
 def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine:
-    """Return the checkpoint's engine; raises UserError where it cannot be had in this backend."""
+    """Return the checkpoint's engine; raises UserError if this backend does not support it."""
     check_backend(backend, kit_of(path, trust_remote_code=settings.trust_remote_code), model=path)
     if backend == "vllm":
         from lmm_r1.generation.vllm_engine import VllmEngine
@@ -213,14 +254,14 @@ def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine
 
 
 def playing(engine: Engine, episodes: EpisodeSettings | None) -> Responder:
-    """Return an engine that plays episodes on another one, or that one where there are none to play; raises as `playing_engine`."""
+    """Return an engine that plays episodes on another one, or that one if there are none to play; raises as `playing_engine`."""
     return engine if episodes is None else playing_engine(engine, episodes)
 
 
 def playing_engine(engine: Engine, episodes: EpisodeSettings) -> EpisodeEngine:
     """Return an engine that plays episodes on another one.
 
-    Raises UserError where the environment cannot be had, or the checkpoint's chat template knows no turns.
+    Raises UserError if the environment cannot be loaded, or the checkpoint's chat template has no turns.
     """
     from lmm_r1.generation.episode_engine import EpisodeEngine
     from lmm_r1.generation.vllm_engine import VllmEngine
@@ -237,9 +278,9 @@ ADAPTER_FILE = "adapter_config.json"
 
 
 def split_adapter(path: str, adapter: Path | None) -> tuple[str, Path | None]:
-    """Return the base model and the adapter of what was given: a folder that is an adapter names its base itself.
+    """Return the base model and the adapter; the folder of an adapter names its base model itself.
 
-    Raises UserError for an adapter that names none, and where two adapters are given.
+    Raises UserError if the adapter names no base model, or if two adapters are given.
     """
     folder = Path(path)
     if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
@@ -253,7 +294,7 @@ def split_adapter(path: str, adapter: Path | None) -> tuple[str, Path | None]:
     base = adapter_base(folder)
     if base is None:
         raise UserError(
-            f"{path}: this adapter does not name its base model; give the model, and this as --adapter {path}"
+            f"{path}: this adapter does not name its base model; give the base model, and --adapter {path}"
         )
     return base, folder
 

@@ -1,4 +1,4 @@
-"""The arguments that every vLLM engine gets, in training and outside of it."""
+"""The arguments of every vLLM engine, in training and outside of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num
 
 
 def speculative_arguments(speculation: Speculation | None) -> dict[str, object]:
-    """Return what of vLLM's `EngineArgs` says how tokens are guessed; nothing where they are not."""
+    """Return the arguments of vLLM's `EngineArgs` for speculative decoding; empty without it."""
     if speculation is None:
         return {}
     shortest, longest = LOOKUP
@@ -31,7 +31,7 @@ def speculative_arguments(speculation: Speculation | None) -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """How many tokens engines have guessed, and how many of them the model has taken."""
+    """The numbers of drafted and accepted tokens of engines."""
 
     drafted: int = 0
     accepted: int = 0
@@ -40,17 +40,17 @@ class Guesses:
         return Guesses(drafted=self.drafted + other.drafted, accepted=self.accepted + other.accepted)
 
     def since(self, before: Guesses) -> Guesses:
-        """Return those that came after others, of the same engines."""
+        """Return the increase since earlier numbers of the same engines."""
         return Guesses(drafted=self.drafted - before.drafted, accepted=self.accepted - before.accepted)
 
     def metrics(self) -> dict[str, float]:
-        """Return what of them is logged of a rollout; no rate where nothing was guessed."""
+        """Return the metrics of a rollout; without a rate if nothing was drafted."""
         metrics: dict[str, float] = {"rollout/drafted_tokens": self.drafted, "rollout/accepted_tokens": self.accepted}
         return metrics | ({"rollout/acceptance_rate": self.accepted / self.drafted} if self.drafted else {})
 
 
 def guesses_so_far() -> Guesses:
-    """Return those of this process's engine, which must keep vLLM's statistics."""
+    """Return the numbers of this process's engine, which must collect vLLM's statistics."""
     from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
     counts = [metric for metric in get_metrics_snapshot() if isinstance(metric, Counter)]
@@ -58,95 +58,82 @@ def guesses_so_far() -> Guesses:
     return Guesses(drafted=drafted, accepted=accepted)
 
 
-# Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
+# Tokens per cache block on CPUs: with vLLM's 128, each sample of a group would recompute up to 127 prompt tokens.
 CPU_BLOCK_SIZE = 32
 SCHEDULER = "lmm_r1.generation.worker_extension.picture_scheduler"
-"""For vLLM, whose process imports it: any request may have to make room for others, and then needs its pictures again."""
+"""Imported by vLLM's process: a preempted request needs its pictures again."""
 
 GIB = 2**30
 MIB = 2**20
-# Of an engine that runs on a GPU: CUDA's context and graphs, and the largest batch of a prefill.
+# Memory of an engine on a GPU for CUDA's context and graphs, and the largest prefill batch.
 WORKSPACE = 3 * GIB
-# Room for keys and values that an engine has beyond those of its responses.
+# KV cache beyond that of the responses.
 SPARE_CACHE = 2 * GIB
-# What vLLM takes without a choice of ours; more is not asked for, as other libraries need some.
+# vLLM's default and the maximum here, because other libraries need memory, too.
 MOST_SHARE = 0.92
-# vLLM's defaults by a GPU's memory: from so many bytes on, more responses at a time and more tokens in a pass.
+# From this GPU memory on, vLLM's defaults allow more responses at a time and more tokens per pass.
 LARGE_GPU = 70 * GIB
-# Of a language model's layers, from which on CUDA graphs are captured.
+# Parameters of a language model's layers from which CUDA graphs are captured.
 FEWEST_PARAMETERS = 100_000_000
-# Left free on a GPU beside what other processes have.
+# Left free on a GPU in addition to other processes' memory.
 MARGIN = GIB
-# On CPUs, where it bounds nothing but a check.
+# On CPUs, where it is only used in a check.
 CPU_SHARE = 0.85
 
 
 def kv_bytes_per_token(config: PretrainedConfig, *, width: int) -> int:
-    """Return the bytes of a token's keys and values in all layers that keep them.
+    """Return the bytes of a token's keys and values in all layers that store them.
 
     Args:
         width: bytes of a number.
     """
     text = config.get_text_config()
-    # The last layers may take their keys and values from earlier ones.
+    # The last layers may share the keys and values of earlier ones.
     keeping = text.num_hidden_layers - linear_layers(text) - (getattr(text, "num_kv_shared_layers", None) or 0)
-    return 2 * width * sum(_kv_numbers(layer) for layer in text.per_layer_config[:keeping])
-
-
-def _kv_numbers(layer: PretrainedConfig) -> int:
-    """Return how many numbers a layer with this config keeps of a token's keys."""
-    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
-    return heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+    numbers = 0
+    for layer in text.per_layer_config[:keeping]:
+        heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+        numbers += heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+    return 2 * width * numbers
 
 
 def engine_bytes(
     config: PretrainedConfig, *, weights: int, width: int, max_len: int, responses: int, gpu_bytes: int, gpus: int = 1
 ) -> int:
-    """Return what an engine needs of each of its GPUs to make so many responses of the longest length at a time.
+    """Return the bytes that an engine needs on each of its GPUs for `responses` responses of the longest length at a time.
 
-    These are its weights, its workspace with the logits and the prefill of a batch, and the keys and values of the responses,
-    of which vLLM computes no more than its limit together. Linear layers have a state for each, in single precision.
+    These are its weights, its workspace with the logits and the prefill of a batch, and the KV cache of the responses, up to
+    vLLM's limit of concurrent ones. Linear layers have a state per response, in single precision.
 
     Args:
         weights: bytes of all weights.
         width: bytes of a number.
-        gpus: that the engine is split over.
+        gpus: GPUs over which the engine is split.
     """
     text = config.get_text_config()
     at_once, batched = (1024, 16384) if gpu_bytes >= LARGE_GPU else (256, 8192)
     logits = 8 * min(at_once, responses) * text.vocab_size
-    prefill = width * min(batched, responses * max_len) * (4 * text.hidden_size + 2 * _widest(text))
+    widest = getattr(text, "intermediate_size", None)
+    widest = widest if isinstance(widest, int) else 4 * text.hidden_size
+    prefill = width * min(batched, responses * max_len) * (4 * text.hidden_size + 2 * widest)
     per_response = kv_bytes_per_token(config, width=width) * max_len + 4 * state_numbers(text)
     cache = per_response * min(at_once, responses)
     return (weights + prefill + cache) // gpus + logits + WORKSPACE + SPARE_CACHE
 
 
-def _is_small(config: PretrainedConfig) -> bool:
-    """Return whether capturing CUDA graphs of a model takes longer than they save."""
-    text = config.get_text_config()
-    # A layer's attention and feed-forward matrices have some twelve times the square of its width.
-    return 12 * text.num_hidden_layers * text.hidden_size**2 < FEWEST_PARAMETERS
-
-
-def _widest(text: PretrainedConfig) -> int:
-    """Return the width of a language model's feed-forward layers."""
-    width = getattr(text, "intermediate_size", None)
-    return width if isinstance(width, int) else 4 * text.hidden_size
-
-
 def share_of(needed: int, *, room: int, gpu_bytes: int) -> float:
-    """Return `gpu_memory_utilization` for an engine that needs so many bytes and has `room` for them, in hundredths."""
+    """Return `gpu_memory_utilization`, in hundredths, for an engine that needs `needed` bytes and has `room`."""
     return max(1, min(math.floor(100 * room / gpu_bytes), math.ceil(100 * needed / gpu_bytes), 100 * MOST_SHARE)) / 100
 
 
 def free_share(
     config: PretrainedConfig, *, kit: LmmKit, dtype: str, max_len: int, responses: int, gpus: int = 1
 ) -> float:
-    """Return `gpu_memory_utilization` for an engine in this process: what its responses need, as far as it is free now.
+    """Return `gpu_memory_utilization` for an engine in this process: what its responses need, limited by the free memory.
 
     Args:
         dtype: of `EngineSettings`.
-        responses: that are made at a time, at most.
+        responses: the most responses at a time.
     """
     if not cpu.own_cuda():
         return CPU_SHARE
@@ -168,9 +155,9 @@ def free_share(
 
 
 def gpu_memory() -> tuple[int, int]:
-    """Return the bytes of the smallest GPU that this process may use, and how many of the fullest one's are free.
+    """Return the bytes of the smallest GPU of this process, and the free bytes of the fullest one.
 
-    nvidia-smi is asked, as CUDA would take some of them for this process and let no other be forked; CUDA where it is not there.
+    Read by nvidia-smi if possible, because CUDA would use memory in this process and prevent forks.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     command = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
@@ -208,13 +195,16 @@ def engine_arguments(
 
     Args:
         model: a checkpoint without adapters.
-        config: the checkpoint's own.
+        config: the checkpoint's config.
         max_model_len: longest prompt and response together, in tokens.
-        max_images, max_videos: most of them in one prompt.
-        enforce_eager: run without CUDA graphs, as always without CUDA; None does so for small models only.
-        speculation: how tokens are guessed ahead.
+        max_images, max_videos: the most in one prompt.
+        enforce_eager: run without CUDA graphs; None does so for small models only.
+        speculation: settings of speculative decoding.
     """
-    on_gpu = cpu.has_cuda()
+    on_gpu, text = cpu.has_cuda(), config.get_text_config()
+    # Capturing CUDA graphs of a small model takes longer than they save. A layer's attention and feed-forward matrices have
+    # about twelve times the square of its width.
+    is_small = 12 * text.num_hidden_layers * text.hidden_size**2 < FEWEST_PARAMETERS
     return {
         "model": model,
         "trust_remote_code": trust_remote_code,
@@ -222,9 +212,9 @@ def engine_arguments(
         "max_model_len": max_model_len,
         "tensor_parallel_size": tensor_parallel_size,
         "gpu_memory_utilization": gpu_memory_utilization,
-        "enforce_eager": not on_gpu or (_is_small(config) if enforce_eager is None else enforce_eager),
+        "enforce_eager": not on_gpu or (is_small if enforce_eager is None else enforce_eager),
         "scheduler_cls": SCHEDULER,
-        # Lines of our own say what is being loaded.
+        # Our own lines report what is loaded.
         "use_tqdm_on_load": False,
         **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
         **speculative_arguments(speculation),

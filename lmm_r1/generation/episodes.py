@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from PIL import Image
-from vllm.exceptions import VLLMError
 
+from lmm_r1.agents.calls import told
 from lmm_r1.agents.deadlines import DeadlinePassed, start_thread, within
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.config.ppo import AgentConfig
@@ -26,8 +26,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import with_image_ids
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole
-from lmm_r1.generation.request import Request
-from lmm_r1.generation.turns import TurnPieces, TurnSettings, as_asked
+from lmm_r1.generation.request import Request, hand_on
+from lmm_r1.generation.turns import TurnPieces, as_asked
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import encode_row, encode_turn, without_end
 from remote_rm.responses import turns_kept
@@ -63,6 +63,8 @@ class _Play:
     logs: dict[str, float] = field(default_factory=dict)
     score: float | None = None
     """The environment's score of the episode, in addition to its rewards."""
+    problem: str = ""
+    """How the environment failed, as a clause; empty if it has not."""
     sampled_by: SamplingParams | None = None
     """The parameters of the last piece of the last turn."""
     asked: SamplingParams | None = None
@@ -105,13 +107,43 @@ class _Play:
         return replace(self, **kept)
 
 
+class EpisodeWatcher(Protocol):
+    """Shows an episode while it is played."""
+
+    text: str
+    """The current turn so far."""
+    tokens: int
+    """The generated tokens of all turns."""
+
+    def begin_turn(self) -> None:
+        """The policy begins a turn."""
+
+    def write(self, piece: str) -> None:
+        """The turn has grown by a piece of text."""
+
+    def end_turn(self) -> None:
+        """The turn has ended."""
+
+    def answered(self, answered: Answered) -> None:
+        """The environment has answered it."""
+
+
 class EpisodeRollout(GroupRollout):
     """Generates groups of episodes on one engine; each proceeds independently."""
 
-    def __init__(self, *, environment: Environment, limits: AgentConfig, guesses: bool = False, **group: Any) -> None:
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        limits: AgentConfig,
+        guesses: bool = False,
+        watcher: EpisodeWatcher | None = None,
+        **group: Any,
+    ) -> None:
         """Args: guesses: the engine uses speculative decoding."""
         super().__init__(**group)
         self.guesses = guesses
+        self.watcher = watcher
         if not environment.raw:
             # A chat template without turns stops the run here instead of each episode.
             encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
@@ -131,16 +163,22 @@ class EpisodeRollout(GroupRollout):
             raise UserError(
                 f"{row.location}: the prompt is plain text, and episodes are conversations; add --data.apply_chat_template"
             )
-        if not self.environment.waits:
-            return self.environment.shown_row(row)
-        shown, _ = start_thread(lambda: self.environment.shown_row(row), name=self.environment.name)
+        place = f"{row.location}, environment {self.environment.name}"
         try:
+            if not self.environment.waits:
+                return self.environment.shown_row(row)
+            shown, _ = start_thread(lambda: self.environment.shown_row(row), name=self.environment.name)
             return await within(self.limits.answer_s, shown)
+        except UserError:
+            raise
         except DeadlinePassed:
             raise UserError(
-                f"{self._place_of(row)}: it has not shown the row in {self.limits.answer_s:g} s; see whether it hangs, or "
-                "raise --agent.answer_s"
+                f"{place}: it has not shown the row in {self.limits.answer_s:g} s; check whether it hangs, or raise "
+                "--agent.answer_s"
             ) from None
+        except Exception as error:  # the user's own code, which may raise anything
+            logger.exception("%s: it failed", place)
+            raise UserError(f"{place}: it raised {told(error)}") from error
 
     def encoded_prompt(self, shown: Row) -> EncodedPrompt:
         """Return the row's prompt, whose images the engine gets in every turn."""
@@ -178,10 +216,19 @@ class EpisodeRollout(GroupRollout):
 
     def _begun(self, opening: Opening, *, seed: int, number: int) -> tuple[Episode | None, _Play]:
         """Return an episode of the environment, None if that fails, and its state."""
-        episode, options = self._first_turn(opening.row, seed=seed)
         play = _Play.of(opening, number=number)
-        play.options = options
-        return episode, play
+        place = self._place(play)
+        try:
+            episode = self.environment.begin(opening.row, seed=seed)
+            play.options = self.environment.first_turn(opening.row)
+            return episode, play
+        except UserError as error:
+            said = str(error)
+            raise UserError(said if opening.row.location in said else f"{place}: {said}") from error
+        except Exception as error:  # the user's own code, which may raise anything
+            logger.exception("%s: the environment failed to begin", place)
+            play.problem = f"it raised {told(error)}"
+            return None, play
 
     async def _played(
         self,
@@ -201,7 +248,9 @@ class EpisodeRollout(GroupRollout):
             if self.environment.raw and episode is not None and not play.opened:
                 play.opened = await self._opened(episode, play, settings)
                 if not play.opened:
-                    return await self._unplayed(engine, play.opening, settings, number=play.number)
+                    return await self._unplayed(
+                        engine, play.opening, settings, number=play.number, problem=play.problem
+                    )
             end: EpisodeEnd | None = None
             while end is None:
                 if before_turn is not None:
@@ -213,10 +262,10 @@ class EpisodeRollout(GroupRollout):
         return self._sample(play, turn, end, settings)
 
     async def _unplayed(
-        self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int
+        self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int, problem: str = ""
     ) -> Sample:
         """Return the sample of an episode that failed before its first turn: one masked turn after the prompt."""
-        play = _Play.of(opening, number=number)
+        play = replace(_Play.of(opening, number=number), problem=problem)
         turn = await self._turn(engine, play, settings)
         play.said.append(Said("assistant", self._text(play, turn)))
         return self._sample(play, turn, "failed", settings)
@@ -229,16 +278,11 @@ class EpisodeRollout(GroupRollout):
             return text is not None
         try:
             encoded = await self.in_thread(self._encoded_opening, text, play.opening)
-        except UserError:
-            logger.exception("%s: what it opens with cannot be taken", self._place(play))
-            return False
-        if len(encoded.token_ids) >= settings.max_len:
-            logger.warning(
-                "%s: what it opens with takes %d tokens, which leaves no room in --data.max_len %d",
-                self._place(play),
-                len(encoded.token_ids),
-                settings.max_len,
-            )
+            if (tokens := len(encoded.token_ids)) >= settings.max_len:
+                raise UserError(f"its {tokens} tokens leave no room in --data.max_len {settings.max_len}")
+        except UserError as error:
+            play.problem = f"its opening text cannot be used: {error}"
+            logger.exception("%s: its opening text cannot be used", self._place(play))
             return False
         # The images and their tensors are those of the row.
         play.segments = [replace(play.opening.segment, token_ids=tuple(encoded.token_ids))]
@@ -259,6 +303,7 @@ class EpisodeRollout(GroupRollout):
             shown=play.opening.shown.messages if settings.pictures else (),
             score=play.score,
             logs=play.logs,
+            problem=play.problem,
         )
         return Sample(
             row=play.opening.row,
@@ -271,20 +316,6 @@ class EpisodeRollout(GroupRollout):
             # An episode that the environment did not judge says nothing about the policy.
             masked=end == "failed" or (played.over_turn and self.limits.overturn == "mask"),
         )
-
-    def _first_turn(self, row: Row, *, seed: int) -> tuple[Episode | None, TurnOptions]:
-        """Return an episode of the environment, None if that fails, and the options of its first turn.
-
-        Raises UserError for a row that the environment cannot use.
-        """
-        try:
-            return self.environment.begin(row, seed=seed), self.environment.first_turn(row)
-        except UserError as error:
-            said = str(error)
-            raise UserError(said if row.location in said else f"{self._place_of(row)}: {said}") from error
-        except Exception:  # the user's own code, which may raise anything
-            logger.exception("%s: the environment failed to begin", self._place_of(row))
-            return None, TurnOptions()
 
     async def _closed(self, episode: Episode | None, play: _Play) -> None:
         """Close an episode; a failure or a timeout is only logged."""
@@ -300,31 +331,24 @@ class EpisodeRollout(GroupRollout):
     async def _turn(self, engine: TokenEngine, play: _Play, settings: GroupSettings) -> TurnPieces:
         """Generate the policy's next turn and add it to the episode."""
         room = settings.max_len - play.tokens
-        asked = TurnSettings.of(
-            self._options(play),
-            stops=self.environment.stops,
-            thought=self.limits.thought,
-            room=min(settings.sampling.max_new_tokens or room, room),
-        )
-        if asked.regex is not None and settings.ignore_eos:
-            raise UserError(
-                f"{self._place(play)}: a turn is to match {asked.regex!r}, and --rollout.ignore_eos lets none end; leave it out"
-            )
         turn = TurnPieces(
-            settings=asked, ids_of=self._appended_ids, text_of=lambda ids: self.codec.text(ids, ended=False)
+            own_stops=self.environment.stops if play.options.stops is None else play.options.stops,
+            room=min(settings.sampling.max_new_tokens or room, play.options.max_tokens or room, room),
+            thought=play.options.thought or self.limits.thought,
+            ids_of=self._appended_ids,
+            text_of=lambda ids: self.codec.text(ids, ended=False),
         )
-        while turn.finish_reason is None:
-            await self._add_piece(turn, engine, play, settings)
+        if self.watcher is not None:
+            self.watcher.begin_turn()
+        try:
+            while turn.finish_reason is None:
+                await self._add_piece(turn, engine, play, settings)
+        finally:
+            if self.watcher is not None:
+                self.watcher.end_turn()
         play.segments += turn.segments
         play.engine_ids = [*play.engine_ids, *turn.token_ids]
         return turn
-
-    def _options(self, play: _Play) -> TurnOptions:
-        """Return the next turn's options; the last possible turn gets the run's regex unless the environment has one."""
-        regex = self.limits.last_turn_regex
-        if regex is None or play.options.regex is not None or play.turns + 1 < self.limits.max_turns:
-            return play.options
-        return replace(play.options, regex=regex, thought=None)
 
     async def _add_piece(self, turn: TurnPieces, engine: TokenEngine, play: _Play, settings: GroupSettings) -> None:
         prompt = EncodedPrompt(
@@ -335,8 +359,13 @@ class EpisodeRollout(GroupRollout):
             videos=play.opening.prompt.videos,
             image_ids=play.image_ids,
         )
-        regex = turn.settings.regex
-        parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
+        parameters = self._parameters(
+            settings,
+            max_tokens=turn.max_tokens,
+            n_samples=1,
+            stops=turn.stops,
+            output_per="response" if self.watcher is None else "token",
+        )
         if parameters.seed is not None:
             # Each piece of each episode has its own.
             tokens = len(prompt.engine_token_ids)
@@ -345,15 +374,14 @@ class EpisodeRollout(GroupRollout):
             parameters = as_asked(play.asked, needed=parameters, engine_guesses=self.guesses)
         play.sampled_by = parameters
         request = Request(self.codec.engine_prompt(prompt), parameters, weights=self.weights)
-        try:
+        if self.watcher is None:
             async for _ in request.sent_to(engine):
                 pass
-        except (VLLMError, ValueError) as error:
-            if regex is None:
-                raise
-            raise UserError(
-                f"{self._place(play)}: the engine does not take a turn's regex {regex!r}: {error}"
-            ) from error
+        else:
+            try:
+                await hand_on(request, engine, codec=self.codec, on_text=self.watcher.write)
+            finally:
+                self.watcher.tokens += len(request.responses[0].token_ids)
         check_whole(request, play.opening.row)
         read = [token for segment in [*play.segments, *turn.segments] for token in segment.token_ids]
         assert (
@@ -374,9 +402,11 @@ class EpisodeRollout(GroupRollout):
             begun=play.begun,
             parameters=deepcopy(play.sampled_by) if self.environment.raw else None,
         )
-        answered = await self._asked(episode, play, turn)
+        answered = None if episode is None else await self._awaited(_answer_of(episode, turn), play)
         if answered is None:
             return "failed"
+        if self.watcher is not None:
+            self.watcher.answered(answered)
         self._note(play, answered)
         play.said[-1] = play.said[-1]._replace(calls=answered.calls, rewards=tuple(answered.rewards.items()))
         if answered.is_over:
@@ -385,8 +415,9 @@ class EpisodeRollout(GroupRollout):
             return "turns"
         try:
             encoded = await self.in_thread(self._encoded, answered, play, spoken)
-        except UserError:
-            logger.exception("%s: what it shows cannot be taken", self._place(play))
+        except UserError as error:
+            play.problem = f"its answer cannot be used: {error}"
+            logger.exception("%s: its answer cannot be used", self._place(play))
             return "failed"
         if play.shown_images + len(encoded.images) > self.limits.max_images:
             return "images"
@@ -406,30 +437,26 @@ class EpisodeRollout(GroupRollout):
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
         play.options = answered.options
-        told = _told(answered) if answered.raw is None else self.codec.marked_text(encoded.engine_token_ids)
-        play.said.append(Said(answered.role, told, _pictures(answered) if settings.pictures else ()))
+        if answered.raw is None:
+            text = "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
+        else:
+            text = self.codec.marked_text(encoded.engine_token_ids)
+        play.said.append(Said(answered.role, text, _pictures(answered) if settings.pictures else ()))
 
     def _text(self, play: _Play, spoken: TurnPieces) -> str:
         """Return the text of the policy's turn with its given beginning, without the end token."""
         ended = spoken.finish_reason == "stop" and not spoken.ended_by_text
         return play.begun + self.codec.text(spoken.token_ids, ended=ended)
 
-    async def _asked(self, episode: Episode | None, play: _Play, turn: Turn) -> Answered | None:
-        """Return the environment's answer; None if it fails or takes too long, which only ends this episode."""
-        if episode is None:
-            return None
-
-        async def answer() -> Answered:
-            return _checked(await episode.answer(turn))
-
-        return await self._awaited(answer(), play)
-
     async def _awaited(self, said: Awaitable[Outcome], play: _Play) -> Outcome | None:
+        """Return what the environment says; None if it fails or takes too long, which only ends this episode."""
         try:
             return await within(self.limits.answer_s, said)
         except DeadlinePassed:
-            logger.warning("%s: the environment gave no answer in %g s", self._place(play), self.limits.answer_s)
-        except Exception:  # the user's own code, which may raise anything
+            play.problem = f"it gave no answer in {self.limits.answer_s:g} s"
+            logger.warning("%s: %s", self._place(play), play.problem)
+        except Exception as error:  # the user's own code, which may raise anything
+            play.problem = f"it raised {told(error)}"
             logger.exception("%s: the environment failed", self._place(play))
         return None
 
@@ -489,14 +516,8 @@ class EpisodeRollout(GroupRollout):
     def _place_of(self, row: Row) -> str:
         return f"{row.location}, environment {self.environment.name}"
 
-    async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
-        """Return an episode with its reward, including the environment's."""
-        return self._rewarded(await super()._scored(sample, prompt, settings))
-
-    async def _scored_at_once(self, samples: list[Sample], *arguments: Any) -> list[Sample]:
-        return [self._rewarded(sample) for sample in await super()._scored_at_once(samples, *arguments)]
-
-    def _rewarded(self, sample: Sample) -> Sample:
+    def rewarded(self, sample: Sample) -> Sample:
+        """Return an episode with the environment's rewards and counts."""
         played, score = sample.played, sample.reward
         assert played is not None, "an episode was played"
         rewards = {name: float(played.rewards.get(name, 0.0)) for name in self.environment.rewards}
@@ -527,7 +548,7 @@ class EpisodeRollout(GroupRollout):
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
 
     def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
-        """Return an episode as the model reads and writes it; an opening text of its own replaces the prompt."""
+        """Return an episode as the model reads and writes it; an episode's own opening text replaces the prompt."""
         if sample.segments[0].token_ids == tuple(prompt.token_ids):
             return super()._query(sample, prompt)
         ids = self.codec.kit.collapsed(self.codec.processor, sample.token_ids)
@@ -540,21 +561,17 @@ def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> i
     return zlib.crc32(f"{opening.row.location} {number} {step}".encode())
 
 
-def _told(answered: Answered) -> str:
-    """Return the text of an environment's answer, with marks for its pictures."""
-    return "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
-
-
 def _pictures(answered: Answered) -> tuple[ImagePart, ...]:
     if answered.raw is not None:
         return answered.raw.images
     return tuple(part for part in answered.shown if isinstance(part, ImagePart))
 
 
-def _checked(answered: Answered) -> Answered:
-    """Return an answer; raises TypeError where it is none, which is the environment's own fault."""
+async def _answer_of(episode: Episode, turn: Turn) -> Answered:
+    """Return the environment's answer; raises TypeError if it is something else."""
+    answered = await episode.answer(turn)
     if not isinstance(answered, Answered):
-        raise TypeError(f"answer() has returned {type(answered).__name__}, and not Answered")
+        raise TypeError(f"answer() returned {type(answered).__name__}, not Answered")
     if wrong := [part for part in answered.shown if not isinstance(part, (TextPart, ImagePart))]:
-        raise TypeError(f"shown holds {type(wrong[0]).__name__}, and not TextPart or ImagePart alone")
+        raise TypeError(f"shown contains {type(wrong[0]).__name__}, not only TextPart and ImagePart")
     return answered

@@ -1,4 +1,4 @@
-"""Groups of episodes that a user's executor plays, as OpenRLHF has it: what it returns is held against what was generated."""
+"""Groups of episodes that a user's executor plays, as in OpenRLHF; its results are checked against the generated tokens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import logging
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from lmm_r1.agents.openrlhf_agent import REWARD, AgentFault, ExecutorAgent, field_of, logs_of, number
+from lmm_r1.agents.openrlhf_agent import REWARD, AgentFault, ExecutorAgent, logs_of, number
 from lmm_r1.data.messages import ImagePart, Message
 from lmm_r1.data.sample import WHOLE, EpisodeEnd, EpisodeResult, Said, Sample, Segment, WeightSpan
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings, Opening
-from lmm_r1.generation.request import EngineWeights, Request
+from lmm_r1.generation.request import Request
 from lmm_r1.generation.turns import as_asked
 
 if TYPE_CHECKING:
@@ -35,57 +34,41 @@ class EngineCall:
     """A turn that was generated for an agent."""
 
     read: tuple[int, ...]
-    """All tokens before it, as the engine has read them."""
+    """All tokens before it, as the engine read them."""
     generated: tuple[int, ...]
-    log_probs: tuple[float, ...] | None
+    log_probs: tuple[float, ...]
     images: tuple[Image.Image, ...]
     finish_reason: str
     ended_by_token: bool
     """Whether the last token is an end token."""
     weights: tuple[WeightSpan, ...]
-    """Which weights the generated tokens came of; empty where nobody notes it."""
+    """The weights that sampled the tokens; empty if not recorded."""
 
 
 class CalledEngine:
-    """May be called from any event loop; what it samples by is what training needs, and else what the agent asks for."""
+    """The engine of an executor, for any event loop; samples as the agent asks, within what training needs."""
 
-    def __init__(
-        self,
-        engine: TokenEngine,
-        *,
-        collapsed: Callable[[Sequence[int]], list[int]],
-        needed: Callable[[int], SamplingParams],
-        max_len: int,
-        guesses: bool,
-        weights: EngineWeights | None = None,
-    ) -> None:
-        """Keep to the running event loop, which is the engine's own.
+    def __init__(self, engine: TokenEngine, rollout: ExecutorRollout, settings: GroupSettings) -> None:
+        """Use the running event loop for the engine.
 
         Args:
-            collapsed: returns tokens with one placeholder per image.
-            needed: returns what training needs of a turn for which there is room for so many tokens; it is the same for all
-                episodes, since nobody says of which of those under way a call is.
-            max_len: longest prompt and response together, in tokens.
-            guesses: the engine guesses tokens ahead.
-            weights: of the engine, where updates may come while it generates.
+            settings: lengths and stop conditions, which are the same for all episodes: a call does not say which episode it
+                belongs to.
         """
         self._engine = engine
-        self._collapsed = collapsed
-        self._needed = needed
-        self._max_len = max_len
-        self._guesses = guesses
-        self._weights = weights
+        self._rollout = rollout
+        self._settings = settings
         self._home = asyncio.get_running_loop()
         self._running = 0
         self._idle_since = time.monotonic()
-        # By what was read and what was generated, in the order in which they ended.
+        # By the tokens read and generated, in the order in which they ended.
         self._calls: dict[tuple[tuple[int, ...], tuple[int, ...]], list[EngineCall]] = defaultdict(list)
-        # By the seed that an agent was given for its episode: each request with it gets another.
+        # By the seed that an agent got for its episode: each request with it gets another one.
         self._requests: Counter[int] = Counter()
 
     @property
     def idle_s(self) -> float:
-        """For how long it has been asked for nothing."""
+        """The seconds since the last request; 0 during requests."""
         return 0.0 if self._running else time.monotonic() - self._idle_since
 
     async def generate(
@@ -94,12 +77,12 @@ class CalledEngine:
         sampling_params: SamplingParams,
         multi_modal_data: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
-        """Return the whole output to a prompt, in whose tokens an image is one placeholder or all of its own.
+        """Return the complete output for a prompt, in which an image is one placeholder or its full run.
 
-        Raises ValueError for a prompt that leaves no room, and AgentFault for media that are no images.
+        Raises ValueError for a prompt that leaves no room, and AgentFault for media other than images.
         """
         if other := sorted(set(multi_modal_data or ()) - {"image"}):
-            raise AgentFault(f"multi_modal_data has {', '.join(other)}, and an agent's turns may show images alone")
+            raise AgentFault(f"multi_modal_data has {', '.join(other)}, and an agent's turns may show only images")
         work = self._generate(list(prompt_token_ids), sampling_params, multi_modal_data or {})
         if asyncio.get_running_loop() is self._home:
             return await work
@@ -108,19 +91,19 @@ class CalledEngine:
     async def _generate(self, token_ids: list[int], asked: SamplingParams, media: Mapping[str, Any]) -> RequestOutput:
         from vllm.inputs import TokensPrompt
 
-        most = self._max_len
+        rollout, most = self._rollout, self._settings.max_len
         if len(token_ids) >= most:
             raise ValueError(f"the prompt of {len(token_ids)} tokens leaves no room in --data.max_len {most}")
-        prompt = TokensPrompt(prompt_token_ids=self._collapsed(token_ids))
+        prompt = TokensPrompt(prompt_token_ids=rollout.collapsed(token_ids))
         if media:
             prompt["multi_modal_data"] = dict(media)
-        needed = self._needed(most - len(token_ids))
+        needed = rollout.needed(self._settings, most - len(token_ids))
         needed.seed = None
         if asked.seed is not None:
             self._requests[asked.seed] += 1
             needed.seed = zlib.crc32(f"{asked.seed} {self._requests[asked.seed]}".encode())
-        parameters = as_asked(asked, needed=needed, engine_guesses=self._guesses)
-        request = Request(prompt, parameters, weights=self._weights)
+        parameters = as_asked(asked, needed=needed, engine_guesses=rollout.guesses)
+        request = Request(prompt, parameters, weights=rollout.weights)
         self._running += 1
         try:
             async for _ in request.sent_to(self._engine):
@@ -129,46 +112,36 @@ class CalledEngine:
             self._running -= 1
             self._idle_since = time.monotonic()
         assert request.output is not None, "an engine answers"
-        self._keep(request.output, images=tuple(media.get("image") or ()), weights=request.responses[0].weights)
-        return request.output
-
-    def _keep(
-        self, output: RequestOutput, *, images: tuple[Image.Image, ...], weights: tuple[WeightSpan, ...]
-    ) -> None:
-        (part,) = output.outputs
-        generated = tuple(part.token_ids)
-        log_probs = None
-        if part.logprobs is not None:
-            pairs = zip(generated, part.logprobs, strict=True)
-            log_probs = tuple(logprobs[token].logprob for token, logprobs in pairs)
-        read = tuple(output.prompt_token_ids)
-        self._calls[tuple(self._collapsed(read)), generated].append(
+        (response,) = request.responses
+        read, generated = tuple(request.output.prompt_token_ids), tuple(response.token_ids)
+        self._calls[tuple(rollout.collapsed(read)), generated].append(
             EngineCall(
                 read=read,
                 generated=generated,
-                log_probs=log_probs,
-                images=images,
-                finish_reason=str(part.finish_reason),
-                ended_by_token=part.finish_reason == "stop" and not isinstance(part.stop_reason, str),
-                weights=weights,
+                log_probs=tuple(response.log_probs),
+                images=tuple(media.get("image") or ()),
+                finish_reason=str(response.finish_reason),
+                ended_by_token=response.finish_reason == "stop" and response.stop_text is None,
+                weights=response.weights,
             )
         )
+        return request.output
 
     def call_of(self, before: Sequence[int], generated: Sequence[int]) -> EngineCall:
-        """Return the call that has generated tokens behind others; raises AgentFault where there was none.
+        """Return the call that generated tokens after others; raises AgentFault if there was none.
 
-        Of several that have generated the same, by other weights perhaps, each is returned once, the last one for ever.
+        Several calls with the same tokens are returned one after the other, because their weights may differ.
         """
-        calls = self._calls.get((tuple(self._collapsed(before)), tuple(generated)))
+        calls = self._calls.get((tuple(self._rollout.collapsed(before)), tuple(generated)))
         if not calls:
             raise AgentFault(
-                f"execute returns {len(generated)} tokens behind the first {len(before)} as generated, which the engine has "
-                "not generated there; ids must go in and come out as they are, and no text be tokenized again"
+                f"execute returns {len(generated)} tokens after the first {len(before)} as generated, but the engine has not "
+                "generated them there; pass ids on unchanged, without tokenizing text again"
             )
         return calls.pop(0) if len(calls) > 1 else calls[0]
 
     def forget(self) -> None:
-        """Let go of all calls."""
+        """Forget all calls."""
         self._calls.clear()
         self._requests.clear()
 
@@ -176,49 +149,33 @@ class CalledEngine:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Piece:
-    """A segment of an episode, and its text for people."""
-
-    segment: Segment
-    said: Said | None
-    """None for a prompt that is the row's own."""
-
-
 class ExecutorRollout(EpisodeRollout):
-    """Generates groups whose samples an executor plays: `execute` is given an engine, and returns tokens and rewards.
+    """Generates groups whose samples an executor plays: `execute` gets an engine, and returns tokens and rewards.
 
-    A sample is made of what the engine has read and generated, and only where `execute` returns just that.
+    Samples consist of the tokens that the engine read and generated, which the result of `execute` must match.
     """
 
     environment: ExecutorAgent
 
     def __init__(self, *, environment: ExecutorAgent, **settings: Any) -> None:
         super().__init__(environment=environment, **settings)
-        # One for the whole run: an executor may keep what it was given first.
+        # One for the whole run, because an executor may keep the first one.
         self._engine: CalledEngine | None = None
         self._playing = 0
 
-    def _collapsed(self, token_ids: Sequence[int]) -> list[int]:
+    def collapsed(self, token_ids: Sequence[int]) -> list[int]:
+        """Return tokens with one placeholder per image."""
         return self.codec.kit.collapsed(self.codec.processor, token_ids)
 
-    def _needed(self, settings: GroupSettings, room: int) -> SamplingParams:
-        """Return what a turn is sampled by; always with log-probs, as training and evaluation may be under way together."""
+    def needed(self, settings: GroupSettings, room: int) -> SamplingParams:
+        """Return what training needs of a turn; always with log-probs, because training and evaluation may overlap."""
         settings = replace(settings, logprobs=True)
         most = min(settings.sampling.max_new_tokens or room, room)
         return self._parameters(settings, max_tokens=most, n_samples=1, output_per="prompt")
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
         if self._engine is None:
-            self._engine = CalledEngine(
-                engine,
-                collapsed=self._collapsed,
-                # Lengths, and what ends a turn, are a run's; whatever else is its own, an episode is told.
-                needed=partial(self._needed, settings),
-                max_len=settings.max_len,
-                guesses=self.guesses,
-                weights=self.weights,
-            )
+            self._engine = CalledEngine(engine, self, settings)
         called = self._engine
         self._playing += 1
         try:
@@ -226,7 +183,7 @@ class ExecutorRollout(EpisodeRollout):
             if result is not None:
                 return await self._sample_of(result, opening, called, settings)
         except AgentFault:
-            logger.exception("%s: nothing can be learnt from its episode", self._place_of(opening.row))
+            logger.exception("%s: its episode cannot be trained on", self._place_of(opening.row))
         finally:
             self._playing -= 1
             if not self._playing:
@@ -243,7 +200,7 @@ class ExecutorRollout(EpisodeRollout):
                 idle = min(engine.idle_s, time.monotonic() - began)
                 if idle >= limit:
                     logger.warning(
-                        "%s: it has asked the engine for nothing in %g s", self._place_of(opening.row), limit
+                        "%s: it has not asked the engine for anything in %g s", self._place_of(opening.row), limit
                     )
                     return None
                 await asyncio.wait({playing}, timeout=limit - idle)
@@ -257,12 +214,12 @@ class ExecutorRollout(EpisodeRollout):
     def _arguments(
         self, engine: CalledEngine, opening: Opening, settings: GroupSettings, *, number: int
     ) -> dict[str, object]:
-        """Return the arguments of `execute`, as OpenRLHF gives them."""
+        """Return the arguments of `execute`, as in OpenRLHF."""
         images = list(opening.prompt.images)
         if opening.prompt.videos:
             raise UserError(
-                f"{opening.row.location}: the row has a video, and OpenRLHF's form of agents, as in --train.agent_func_path "
-                f"{self.environment.path}, hands on images alone; play such rows with --train.agent, or leave them out"
+                f"{opening.row.location}: the row has a video, but agents in OpenRLHF's form, as in --train.agent_func_path "
+                f"{self.environment.path}, only get images; play such rows with --train.agent, or leave them out"
             )
         if images and not self.environment.takes_images:
             raise UserError(
@@ -272,8 +229,8 @@ class ExecutorRollout(EpisodeRollout):
         processor, tokenizer = self.codec.processor, self.tokenizer
         if tokenizer is not processor and tokenizer.chat_template is None:
             tokenizer.chat_template = processor.chat_template
-        # OpenRLHF's have text, and a log-prob of each token.
-        parameters = copy.deepcopy(self._needed(settings, settings.max_len - len(opening.prompt.token_ids)))
+        # OpenRLHF's outputs have text, and a log-prob of each token.
+        parameters = copy.deepcopy(self.needed(settings, settings.max_len - len(opening.prompt.token_ids)))
         parameters.detokenize = True
         parameters.logprobs = 1 if settings.logprobs else None
         if parameters.seed is not None:
@@ -283,39 +240,43 @@ class ExecutorRollout(EpisodeRollout):
             "label": opening.row.answer,
             "sampling_params": parameters,
             "max_length": settings.max_len,
-            # It has one for images only where there are some, as OpenRLHF's.
+            # The processor only for images, as in OpenRLHF.
             "hf_tokenizer": processor if images else tokenizer,
             "llm_engine": engine,
         }
         return {**given, "images": images or None} if self.environment.takes_images else given
 
     async def _sample_of(self, result: Any, opening: Opening, engine: CalledEngine, settings: GroupSettings) -> Sample:
-        """Return an episode made of what the engine has read and generated.
+        """Return an episode of the tokens that the engine read and generated.
 
-        Raises AgentFault where `execute` returns something else, and UserError where nobody says what it is worth.
+        Raises AgentFault if `execute` returns other tokens, and UserError if nothing gives a reward.
         """
         token_ids, spans = _tokens_of(result)
         calls = [engine.call_of(token_ids[:start], token_ids[start:end]) for start, end in spans]
-        pieces = await self._pieces(calls, opening, settings)
+        segments, said = await self._pieces(calls, opening, settings)
         reward, score = result.get("reward"), result.get("scores")
         if reward is None and self.scorer is None:
             raise UserError(
-                f"--train.agent_func_path {self.environment.path}: execute returns no reward, and nothing else judges its "
+                f"--train.agent_func_path {self.environment.path}: execute returns no reward, and nothing else scores its "
                 "episodes; return one, or give --reward.remote_url"
             )
         shown = len(calls[-1].images) - len(opening.prompt.images)
+        # An executor only knows the limit of tokens.
+        end: EpisodeEnd = "images" if shown > self.limits.max_images else "over"
+        if len(calls) > self.limits.max_turns:
+            end = "turns"
         played = EpisodeResult(
-            end=self._end(len(calls), shown),
+            end=end,
             images=shown,
             rewards={} if reward is None else {REWARD: number(reward, what="reward")},
             counts={},
-            said=tuple(piece.said for piece in pieces if piece.said is not None),
+            said=tuple(said),
             score=None if score is None else number(score, what="scores"),
             logs=logs_of(result),
         )
         return Sample(
             row=opening.row,
-            segments=tuple(piece.segment for piece in pieces),
+            segments=tuple(segments),
             response=played.said[-1].text,
             finish_reason=calls[-1].finish_reason,
             weight_version=opening.weight_version,
@@ -324,37 +285,34 @@ class ExecutorRollout(EpisodeRollout):
             masked=played.over_turn and self.limits.overturn == "mask",
         )
 
-    def _end(self, turns: int, shown: int) -> EpisodeEnd:
-        """Return the end of an episode; an executor only knows the limit of tokens."""
-        if turns > self.limits.max_turns:
-            return "turns"
-        return "images" if shown > self.limits.max_images else "over"
-
-    async def _pieces(self, calls: Sequence[EngineCall], opening: Opening, settings: GroupSettings) -> list[_Piece]:
-        """Return the prompt, the turns and the text between them; raises AgentFault if the calls are not one episode."""
+    async def _pieces(
+        self, calls: Sequence[EngineCall], opening: Opening, settings: GroupSettings
+    ) -> tuple[list[Segment], list[Said]]:
+        """Return the segments of an episode and their text; raises AgentFault if the calls are not one episode."""
         known, shown = calls[0].read, calls[0].images
         if not _same(shown, opening.prompt.images):
-            raise AgentFault("execute has the engine read other images in its first prompt than the row's")
-        prompt = replace(opening.segment, token_ids=known)
-        own = known == opening.segment.token_ids
-        pieces = [_Piece(segment=prompt, said=None if own else Said("user", self._marked(known)))]
+            raise AgentFault("the first prompt of execute has other images than the row")
+        segments = [replace(opening.segment, token_ids=known)]
+        said = [] if known == opening.segment.token_ids else [Said("user", self._marked(known))]
         for call in calls:
             if call.finish_reason not in WHOLE:
                 raise AgentFault(f"a turn of the episode ended in {call.finish_reason}")
             if call.read[: len(known)] != known or not _same(call.images[: len(shown)], shown):
                 raise AgentFault(
-                    "a turn of the episode does not go on from the one before: its prompt begins otherwise"
+                    "a turn of the episode does not continue the previous one: its prompt begins differently"
                 )
             between, images = call.read[len(known) :], call.images[len(shown) :]
             if between:
                 parts = tuple(map(ImagePart, images)) if settings.pictures else ()
-                said = Said("user", self._marked(between), parts)
-                pieces.append(_Piece(segment=await self._observation(between, images, settings), said=said))
+                said.append(Said("user", self._marked(between), parts))
+                segments.append(await self._observation(between, images, settings))
             log_probs = call.log_probs if settings.logprobs else None
-            turn = Segment(kind="generated", token_ids=call.generated, log_probs=log_probs, weights=call.weights)
-            pieces.append(_Piece(segment=turn, said=Said("assistant", self._turn_text(call, opening))))
+            segments.append(
+                Segment(kind="generated", token_ids=call.generated, log_probs=log_probs, weights=call.weights)
+            )
+            said.append(Said("assistant", self._turn_text(call, opening)))
             known, shown = (*call.read, *call.generated), call.images
-        return pieces
+        return segments, said
 
     async def _observation(
         self, token_ids: tuple[int, ...], images: Sequence[Image.Image], settings: GroupSettings
@@ -362,7 +320,7 @@ class ExecutorRollout(EpisodeRollout):
         if not images:
             return Segment(kind="observation", token_ids=token_ids)
         kit, processor = self.codec.kit, self.codec.processor
-        # An image's tensors do not depend on the text that it stands in.
+        # An image's tensors do not depend on the text around it.
         message = Message(role="user", parts=tuple(map(ImagePart, images)))
         pictures = [image.convert("RGB") for image in images]
         encoded = await self.in_thread(
@@ -371,7 +329,7 @@ class ExecutorRollout(EpisodeRollout):
         placeholders = kit.placeholder_ids(processor)
         wanted, read = (sum(token in placeholders for token in ids) for ids in (encoded.token_ids, token_ids))
         if wanted != read:
-            raise AgentFault(f"{len(images)} images have {read} tokens in a prompt, and {wanted} in training")
+            raise AgentFault(f"{len(images)} images have {read} tokens in a prompt, but {wanted} in training")
         media = await self.in_thread(self.store, encoded.media) if settings.media else None
         return Segment(kind="observation", token_ids=token_ids, media=media)
 
@@ -384,21 +342,20 @@ class ExecutorRollout(EpisodeRollout):
         return begun + self.codec.text(call.generated, ended=call.ended_by_token)
 
     def _marked(self, token_ids: Sequence[int]) -> str:
-        return self.codec.marked_text(self._collapsed(token_ids))
+        return self.codec.marked_text(self.collapsed(token_ids))
 
 
 def _tokens_of(result: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """Return an episode's tokens and the ranges of its turns; raises AgentFault for anything else."""
-    tokens, spans = (field_of(result, name, by="execute") for name in ("observation_tokens", "action_ranges"))
     try:
-        token_ids = [int(token) for token in tokens]
-        ranges = [(int(start), int(end)) for start, end in spans]
-    except (TypeError, ValueError) as error:
+        token_ids = [int(token) for token in result["observation_tokens"]]
+        ranges = [(int(start), int(end)) for start, end in result["action_ranges"]]
+    except (KeyError, TypeError, ValueError) as error:
         raise AgentFault(
-            f"observation_tokens or action_ranges of what execute returns are no numbers: {error}"
+            f"execute must return a dict with numbers as observation_tokens and action_ranges ({error!r})"
         ) from error
     if any(not 0 < start <= end <= len(token_ids) for start, end in ranges):
-        raise AgentFault(f"the action_ranges {ranges} are none of {len(token_ids)} tokens")
+        raise AgentFault(f"the action_ranges {ranges} do not fit {len(token_ids)} tokens")
     turns = [(start, end) for start, end in ranges if start < end]
     if not turns:
         raise AgentFault("execute returns an episode in which nothing was generated")

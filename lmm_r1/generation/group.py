@@ -20,7 +20,7 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring import GroupSource, Moment, RowSource, ScoredResponse, Scorer, weighted
+from lmm_r1.scoring import Moment, ScoredResponse, Scorer, weighted
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -39,24 +39,24 @@ class GroupSettings:
     """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
     overlong_prompts: Literal["error", "skip", "take"]
-    """What becomes of a prompt that leaves less room than `max_new_tokens`; `take` gives its responses what there is."""
+    """How to treat a prompt that leaves less room than `max_new_tokens`; `take` uses the remaining tokens."""
     media: bool
-    """Whether samples bring their media along, which nothing but training needs."""
+    """Whether samples include their media, which only training needs."""
     branches: int = 1
-    """How many episodes at a time have their first turns in common; see `BranchingRollout`."""
+    """How many episodes share their first turns; see `BranchingRollout`."""
     pictures: bool = False
-    """Whether episodes bring the pictures along that they were shown, for people to look at."""
+    """Whether episodes include the pictures that they were shown, for people to look at."""
     moment: Moment | None = None
-    """When in the run they are scored, which reward functions ask for; None outside of one."""
+    """When in the run they are scored, for reward functions; None outside of a run."""
     part_weights: tuple[WeightedPart, ...] = ()
-    """What is added to the reward of each sample; nothing in an evaluation."""
+    """Weighted parts added to the reward of each sample; empty in an evaluation."""
     bad_rows: BadRows | None = None
-    """What becomes of a prompt that cannot be encoded: a run stops, or goes on without it; None is for no run."""
+    """Whether a run stops at a prompt that cannot be encoded, or skips it; None outside of a run."""
     greedy: bool = False
-    """Whether the samples of a group bring a greedy response along, generated beside them and scored as they are."""
+    """Whether to also generate and score a greedy response for each group."""
 
     def of_greedy(self) -> GroupSettings:
-        """Return how the greedy response to a prompt is generated, which is scored and not trained on."""
+        """Return the settings of the greedy response to a prompt, which is scored but not trained on."""
         return replace(
             self,
             sampling=self.sampling.greedy(),
@@ -70,38 +70,38 @@ class GroupSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What all samples of a group begin with."""
+    """The shared start of a group's samples."""
 
     row: Row
     shown: Row
-    """The row as the policy is shown it."""
+    """The row as shown to the policy."""
     prompt: EncodedPrompt
     """Without media tensors."""
     segment: Segment
     begun: str
-    """What a response is begun with."""
+    """The text with which a response begins."""
     weight_version: int
     """Of the engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledGroup:
-    """The samples of a group on their way from an engine, with one prompt: of a list, Ray copies every item."""
+    """The samples of a group on their way from an engine; in a plain list, Ray would copy the prompt of every item."""
 
     samples: list[Sample]
     refused: str | None = None
-    """Why the prompt cannot be encoded, where the run goes on without it."""
+    """Why the prompt cannot be encoded, if the run skips it."""
 
 
 class RefusedPrompt(UserError):
-    """A prompt that cannot be encoded, and that a run goes on without."""
+    """A prompt that cannot be encoded, and that the run skips."""
 
 
 class GroupRollout:
-    """Generates groups on one engine, and scores them where a scorer is given."""
+    """Generates groups on one engine, and scores them if there is a scorer."""
 
     paid_parts: Collection[str] = ()
-    """The parts of the reward that it adds itself to what the scorer gives, at weight 1."""
+    """The parts of the reward that the rollout adds to the scorer's, at weight 1."""
 
     def __init__(
         self,
@@ -113,27 +113,27 @@ class GroupRollout:
         weights: EngineWeights | None = None,
     ) -> None:
         self.codec = codec
-        # Of the engine, where updates may come while it generates.
+        # The engine's, if it may be updated while it generates.
         self.weights = weights
         self.tokenizer = codec.tokenizer
         self.scorer = scorer
-        # Runs a function elsewhere than in the event loop, which images would hold up.
+        # Runs a function outside of the event loop, which images would block.
         self.in_thread = in_thread
-        # Takes media to where the models' workers find them.
+        # Stores media for the models' workers.
         self.store = store
 
     async def run(
         self, engine: TokenEngine, row: Row, settings: GroupSettings, *, weight_version: int
     ) -> list[Sample]:
-        """Return the group's samples, which have one prompt segment in common.
+        """Return the group's samples, which share one prompt segment.
 
-        A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
-        Raises RewardUnavailable when a sample's reward cannot be had, and UserError when it is not finite or when a
-        response has not come whole: a group that is short is none. Raises RefusedPrompt for a prompt that cannot be encoded,
-        where the run is to go on without it.
+        A prompt that leaves too little room is never cut: the group is empty, or UserError is raised.
+        Raises RewardUnavailable if a sample gets no reward, and UserError if a reward is not finite or a response is
+        incomplete: an incomplete group is an error. Raises RefusedPrompt for a prompt that cannot be encoded and that the
+        run skips.
 
         Args:
-            weight_version: of the engine.
+            weight_version: the engine's.
         """
         shown, prompt = await self._shown_prompt(row, settings)
         room = settings.max_len - len(prompt.token_ids)
@@ -150,7 +150,7 @@ class GroupRollout:
         opening = Opening(
             row=row,
             shown=shown,
-            # Pixel values are large, and the engine has images of its own.
+            # Pixel values are large, and the engine needs only the images.
             prompt=replace(prompt, media=None),
             # One segment for all samples.
             segment=Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=media),
@@ -159,7 +159,7 @@ class GroupRollout:
         )
         if not settings.greedy:
             return await self._scored_samples(engine, opening, settings)
-        # All stand in the engine's batch at the same time.
+        # Run both at once.
         parts = [
             asyncio.ensure_future(self._scored_samples(engine, opening, own))
             for own in (settings, settings.of_greedy())
@@ -169,7 +169,7 @@ class GroupRollout:
         finally:
             for part in parts:
                 part.cancel()
-            # Where one failed, what the other holds is let go of before the error is told.
+            # If one fails, release the other before raising.
             await asyncio.wait(parts)
         return [replace(sample, greedy=greedy) for sample in samples]
 
@@ -186,36 +186,35 @@ class GroupRollout:
             raise
 
     async def _scored_samples(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
-        """Return samples with their rewards, each scored as soon as it has ended or all at once, as the scorer takes them."""
-        tasks: list[asyncio.Task[Sample]] = []
+        """Return samples with their rewards, scored one by one as they end or all at once, depending on the scorer."""
+        tasks: list[asyncio.Task[list[Sample]]] = []
         samples = []
-        at_once = self.scorer if isinstance(self.scorer, GroupSource) else None
         try:
             async with aclosing(self.sampled(engine, opening, settings)) as generated:
                 async for sample in generated:
-                    samples.append(sample)
-                    if at_once is None:
-                        tasks.append(asyncio.create_task(self._weighted_score(sample, opening.prompt, settings)))
-            if at_once is not None:
-                scored = await self._scored_at_once(samples, opening.prompt, at_once, settings)
-                return [self._weighted(sample, settings) for sample in scored]
-            return list(await asyncio.gather(*tasks))
+                    if self.scorer is None or self.scorer.one_by_one:
+                        tasks.append(asyncio.create_task(self._scored([sample], opening.prompt, settings)))
+                    else:
+                        samples.append(sample)
+            if samples:
+                tasks.append(asyncio.create_task(self._scored(samples, opening.prompt, settings)))
+            return list(chain.from_iterable(await asyncio.gather(*tasks)))
         finally:
             for task in tasks:
                 task.cancel()
 
     async def shown_row(self, row: Row) -> Row:
-        """Return the row as the policy is shown it."""
+        """Return the row as shown to the policy."""
         return row
 
     def encoded_prompt(self, shown: Row) -> EncodedPrompt:
-        """Return the prompt of a row as it is shown; it may take long."""
+        """Return the prompt of a row as shown to the policy; may take long."""
         return self.codec.encode(shown)
 
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
     ) -> AsyncGenerator[Sample, None]:
-        """Yield the group's samples, without rewards, as they end; raises UserError where one does not come whole."""
+        """Yield the group's samples, without rewards, as they end; raises UserError if one is incomplete."""
         room = settings.max_len - len(opening.prompt.token_ids)
         parameters = self._parameters(settings, max_tokens=settings.sampling.max_new_tokens or room)
         request = Request(self.codec.engine_prompt(opening.prompt), parameters, weights=self.weights)
@@ -240,8 +239,7 @@ class GroupRollout:
         max_tokens: int,
         n_samples: int | None = None,
         stops: Sequence[str] = (),
-        output_per: Literal["response", "prompt"] = "response",
-        regex: str | None = None,
+        output_per: Literal["token", "response", "prompt"] = "response",
     ) -> SamplingParams:
         sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
         return sampling_params(
@@ -252,11 +250,27 @@ class GroupRollout:
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
             stops=stops,
-            regex=regex,
         )
 
-    async def _weighted_score(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
-        return self._weighted(await self._scored(sample, prompt, settings), settings)
+    async def _scored(self, samples: Sequence[Sample], prompt: EncodedPrompt, settings: GroupSettings) -> list[Sample]:
+        """Return samples of a group with their rewards; without a scorer a reward model gives them later."""
+        if self.scorer is not None:
+            row = samples[0].row
+            try:
+                scores = await self.scorer.rewards([self._given(sample, prompt, settings) for sample in samples])
+            except (RewardUnavailable, UserError) as error:
+                raised = isinstance(error, FunctionFailed)
+                advice = "; correct it, with the whole traceback by LMM_R1_VERBOSE=1" if raised else ""
+                kind = UserError if isinstance(error, UserError) else RewardUnavailable
+                raise kind(f"{_placed(error, row)}{advice}") from error
+            for score in scores:
+                _check_finite(score, row)
+            samples = [replace(sample, reward=score) for sample, score in zip(samples, scores, strict=True)]
+        return [self._weighted(self.rewarded(sample), settings) for sample in samples]
+
+    def rewarded(self, sample: Sample) -> Sample:
+        """Return a sample with the rewards that the rollout adds itself."""
+        return sample
 
     def _weighted(self, sample: Sample, settings: GroupSettings) -> Sample:
         """Return a sample whose reward has the weighted parts."""
@@ -264,42 +278,6 @@ class GroupRollout:
             return sample
         reward = weighted(sample.scored, settings.part_weights, paid=self.paid_parts, location=sample.row.location)
         return replace(sample, reward=reward)
-
-    async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
-        """Return a sample with its reward; without a scorer a reward model gives it later."""
-        if self.scorer is None:
-            return sample
-        assert not isinstance(self.scorer, GroupSource)
-        try:
-            if isinstance(self.scorer, RowSource):
-                score = await self.scorer.reward_of(self._given(sample, prompt, settings))
-            else:
-                score = await self.scorer.reward(
-                    query=self._query(sample, prompt),
-                    prompt=sample.prompt,
-                    label=sample.label,
-                    response=sample.response,
-                    further={"image_scales": prompt.image_scales} if prompt.image_scales else {},
-                )
-        except (RewardUnavailable, UserError) as error:
-            raise type(error)(_placed(error, sample.row)) from error
-        _check_finite(score, sample.row)
-        return replace(sample, reward=score)
-
-    async def _scored_at_once(
-        self, samples: list[Sample], prompt: EncodedPrompt, source: GroupSource, settings: GroupSettings
-    ) -> list[Sample]:
-        """Return all samples of a group with their rewards."""
-        row = samples[0].row
-        try:
-            scores = await source.rewards([self._given(sample, prompt, settings) for sample in samples])
-        except UserError as error:
-            raised = isinstance(error, FunctionFailed)
-            advice = "; correct it, with the whole traceback by LMM_R1_VERBOSE=1" if raised else ""
-            raise UserError(f"{_placed(error, row)}{advice}") from error
-        for score in scores:
-            _check_finite(score, row)
-        return [replace(sample, reward=score) for sample, score in zip(samples, scores, strict=True)]
 
     def _given(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> ScoredResponse:
         return ScoredResponse(
@@ -321,7 +299,7 @@ class GroupRollout:
 
 
 def generated_segment(response: Response, settings: GroupSettings) -> Segment:
-    """Return a whole response as a segment."""
+    """Return a complete response as a segment."""
     log_probs = tuple(response.log_probs) if settings.logprobs else None
     return Segment(
         kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs, weights=response.weights
@@ -329,17 +307,17 @@ def generated_segment(response: Response, settings: GroupSettings) -> Segment:
 
 
 def _placed(error: Exception, row: Row) -> str:
-    """Return an error's message after the row's place, which errors of images already have."""
+    """Return an error's message with the row's location, which errors of images already have."""
     said = str(error)
     return said if said.startswith(f"{row.location}:") else f"{row.location}: {said}"
 
 
 class BrokenOff(UserError):
-    """The engine has not given a response whole."""
+    """The engine has not completed a response."""
 
 
 def check_whole(request: Request, row: Row) -> None:
-    """Raise BrokenOff where a response of a group did not end as responses do."""
+    """Raise BrokenOff if a response of a group is incomplete."""
     if broken := request.broken:
         ends = ", ".join(
             f"{count} never ended" if reason is None else f"{count} ended in {reason}"
@@ -347,8 +325,8 @@ def check_whole(request: Request, row: Row) -> None:
         )
         count = len(request.responses)
         raise BrokenOff(
-            f"{row.location}: the engine gave {count - broken.total()} of {count} responses whole ({ends}), and a group "
-            "is not learnt from in part; look at the engine's output with LMM_R1_VERBOSE=1"
+            f"{row.location}: the engine completed {count - broken.total()} of {count} responses ({ends}), and incomplete "
+            "groups are not trained on; look at the engine's output with LMM_R1_VERBOSE=1"
         )
 
 

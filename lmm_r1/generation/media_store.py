@@ -10,32 +10,29 @@ from dataclasses import dataclass, replace
 import numpy
 import ray
 import torch
-from PIL import Image
 
-from lmm_r1.data.images import load_image
+from lmm_r1.data.images import load_image, within_bounds
 from lmm_r1.data.messages import ImagePart, Message
-from lmm_r1.data.sample import EpisodeResult, MediaRef, PlacedMedia, PlacedRef, Said, Sample, SampleMedia, SentMedia
+from lmm_r1.data.sample import MediaRef, PlacedMedia, PlacedRef, Said, Sample, SampleMedia, SentMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
 
 COLOURS = 3
 CODES = 256
-# Below it, tables take as much as they save.
+# Smaller tensors do not save memory by tables.
 SMALLEST = 4096
-# So many values of a channel show whether it may be worth while to look at all of them.
+# Values of a channel that are tried before all of them.
 SAMPLE = 8192
-# By so many of its bits a value is looked up: a table of this size stays in a processor's cache.
-KEY_BITS = 20
-# Numpy knows no bf16, and bits tell -0.0 from 0.0.
+# Numpy has no bf16, and bits distinguish -0.0 from 0.0.
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredTensor:
-    """A tensor in its own type, or in a narrower one that holds its values."""
+    """A tensor in its own type, or in a narrower one that represents its values exactly."""
 
     bits: numpy.ndarray
-    """Of the values, as integers, in the tensor's shape."""
+    """The values' bits as integers, in the tensor's shape."""
     stored: torch.dtype
     dtype: torch.dtype
 
@@ -44,18 +41,18 @@ class StoredTensor:
         return self.bits.nbytes
 
     def expand(self) -> torch.Tensor:
-        # The object store's memory can only be read, and whoever gets a tensor may write to it.
+        # The object store's memory is read-only, and tensors must be writable.
         return torch.from_numpy(self.bits.copy()).view(self.stored).to(self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CodedTensor:
-    """A tensor as codes into the values that each of its channels has."""
+    """A tensor as codes into a table of values per channel."""
 
     codes: numpy.ndarray
-    """(outer, channels, inner), of bytes: the tensor's values in order."""
+    """(outer, channels, inner), bytes: the tensor's values in order."""
     tables: numpy.ndarray
-    """(channels, 256): what the codes of a channel stand for, as bits."""
+    """(channels, 256): the values of a channel's codes, as bits."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -72,7 +69,7 @@ class CodedTensor:
 
 @dataclass(frozen=True, eq=False)
 class CompactMedia:
-    """The media tensors of one segment, by the names that the model's forward takes."""
+    """The media tensors of one segment, by the names of the model's forward."""
 
     tensors: Mapping[str, StoredTensor | CodedTensor]
 
@@ -81,17 +78,17 @@ class CompactMedia:
         return sum(item.nbytes for item in self.tensors.values())
 
     def expand(self) -> Media:
-        """Return the tensors as they were, in memory of their own."""
+        """Return the original tensors in new memory."""
         return {name: item.expand() for name, item in self.tensors.items()}
 
 
 def compact(media: Media) -> CompactMedia:
-    """Return media tensors of any processor in as few bytes as are exact."""
+    """Return media tensors in as few bytes as represent them exactly."""
     return CompactMedia({name: compact_tensor(value) for name, value in media.items()})
 
 
 def compact_tensor(values: torch.Tensor) -> StoredTensor | CodedTensor:
-    """Return a tensor as codes, in bf16 or as it is: the first of these that gives it back bit by bit."""
+    """Return a tensor as codes, in bf16 or unchanged: the first of these that is exact."""
     values = values.detach().cpu().contiguous()
     if values.element_size() > 1 and values.numel() >= SMALLEST:
         for channels, inner in _layouts(values.shape):
@@ -106,7 +103,7 @@ def compact_tensor(values: torch.Tensor) -> StoredTensor | CodedTensor:
 
 
 def _layouts(shape: torch.Size) -> Iterator[tuple[int, int]]:
-    """Yield how many channels a tensor may have, and how many values of one stand together.
+    """Yield possible numbers of channels of a tensor, and the number of consecutive values per channel.
 
     All values as one channel; colours as a dimension, as in (N, 3, H, W); colours in the last dimension, outermost as in
     flattened patches of 3 x H x W, or innermost.
@@ -120,16 +117,13 @@ def _layouts(shape: torch.Size) -> Iterator[tuple[int, int]]:
 
 
 def _coded(values: torch.Tensor, *, channels: int, inner: int) -> CodedTensor | None:
-    """Return a tensor as codes; None where a channel has more values than there are codes."""
+    """Return a tensor as codes; None if a channel has more values than there are codes."""
     bits = _bits(values).view(-1, channels, inner)
     codes = torch.empty(bits.shape, dtype=torch.uint8)
     tables = bits.new_zeros(channels, CODES)
-    # The first bits of a number tell it from others, the last ones of a whole number.
-    shift = max(0, 8 * values.element_size() - KEY_BITS) if values.is_floating_point() else 0
     for channel in range(channels):
-        # A channel is a part of every row: this copies it where there are several.
-        own = bits[:, channel].reshape(-1)
-        found = _codes(own, shift=shift)
+        # Copies the channel if there are several.
+        found = _codes(bits[:, channel].reshape(-1).contiguous())
         if found is None:
             return None
         table, places = found
@@ -138,29 +132,16 @@ def _coded(values: torch.Tensor, *, channels: int, inner: int) -> CodedTensor | 
     return CodedTensor(codes=codes.numpy(), tables=tables.numpy(), shape=tuple(values.shape), dtype=values.dtype)
 
 
-def _codes(values: torch.Tensor, *, shift: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the different values, sorted, and the place of each value (N,) among them; None where they are too many.
-
-    Places are looked up by `KEY_BITS` bits behind the last `shift` ones: None, too, where these do not tell values apart.
-    """
-    keys = _keys(values, shift=shift)
-    lookup = torch.zeros(2**KEY_BITS, dtype=torch.uint8)
+def _codes(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the distinct values, sorted, and the index of each value (N,) among them; None if there are too many."""
     table = values[:: max(1, len(values) // SAMPLE)].unique()
     while len(table) <= CODES:
-        known = _keys(table, shift=shift)
-        if len(known.unique()) < len(table):
-            return None
-        lookup[known] = torch.arange(len(table), dtype=torch.uint8)
-        places = lookup.index_select(0, keys)
-        unknown = values[table.index_select(0, places.int()) != values]
+        places = torch.searchsorted(table, values, out_int32=True).clamp_(max=len(table) - 1)
+        unknown = values[table.index_select(0, places) != values]
         if not len(unknown):
-            return table, places
+            return table, places.to(torch.uint8)
         table = torch.cat([table, unknown[:SAMPLE]]).unique()
     return None
-
-
-def _keys(values: torch.Tensor, *, shift: int) -> torch.Tensor:
-    return (values >> shift).int() & (2**KEY_BITS - 1)
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
@@ -169,37 +150,29 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def put(media: Media) -> MediaRef:
-    """Put media where every worker of the cluster can fetch them; whoever is given the reference holds them there."""
+    """Store media for every worker of the cluster; they stay as long as the reference."""
     packed = compact(media)
     stored = ray.put(packed)
     return MediaRef(key=stored.hex(), stored=stored, nbytes=packed.nbytes)
 
 
 def fetched(rows: Sequence[SentMedia | SampleMedia]) -> list[SampleMedia]:
-    """Return the media of a pass's rows as models take them: each object fetched once, tensors as they were put.
+    """Return the media of a pass's rows as tensors; each object is fetched once.
 
-    Nothing is kept: between passes the object store holds them for all processes of a node, in fewer bytes.
+    Nothing is cached: between passes the object store holds them for all processes of a node, in fewer bytes.
     """
     refs = {
         item.ref.key: item.ref for row in rows if isinstance(row, tuple) for item in row if isinstance(item, PlacedRef)
     }
     stored: list[CompactMedia] = ray.get([ref.stored for ref in refs.values()]) if refs else []
     tensors = {key: item.expand() for key, item in zip(refs, stored, strict=True)}
-    return [_with_tensors(row, tensors) for row in rows]
 
+    def with_tensors(item: PlacedRef | PlacedMedia) -> PlacedMedia:
+        if isinstance(item, PlacedMedia):
+            return item
+        return PlacedMedia(item.start, tensors[item.ref.key], ref_key=item.ref.key, end=item.end)
 
-def _with_tensors(row: SentMedia | SampleMedia, tensors: Mapping[str, Media]) -> SampleMedia:
-    """Return a row's media with tensors, by their keys, in the place of references."""
-    if not isinstance(row, tuple):
-        return row
-    return tuple(
-        (
-            PlacedMedia(item.start, tensors[item.ref.key], ref_key=item.ref.key, end=item.end)
-            if isinstance(item, PlacedRef)
-            else item
-        )
-        for item in row
-    )
+    return [tuple(map(with_tensors, row)) if isinstance(row, tuple) else row for row in rows]
 
 
 logger = logging.getLogger(__name__)
@@ -211,16 +184,16 @@ class _Pictures:
 
     shown: tuple[Message, ...]
     turns: tuple[tuple[ImagePart, ...], ...]
-    """Of each turn that was said."""
+    """The pictures of each turn."""
 
 
 def put_pictures(samples: Sequence[Sample]) -> list[Sample]:
-    """Return a group's samples, whose pictures stay where every process of the cluster can fetch them."""
+    """Return a group's samples with their pictures stored for every process of the cluster."""
     return [_put(sample) for sample in samples]
 
 
 def fetch_pictures(sample: Sample) -> Sample:
-    """Return a sample with its pictures; without them where their engine is lost, which a warning tells."""
+    """Return a sample with its pictures; if their engine is lost, warn and return it without them."""
     played = sample.played
     if played is None or played.pictures is None:
         return sample
@@ -238,33 +211,23 @@ def _put(sample: Sample) -> Sample:
     played = sample.played
     if played is None or not (played.shown or any(one.images for one in played.said)):
         return sample
-    stored = ray.put(_pictures(played, location=sample.row.location))
+    location = sample.row.location
+    turns = tuple(_decoded(one, location=location) for one in played.said)
+    stored = ray.put(_Pictures(shown=played.shown, turns=turns))
     said = tuple(one._replace(images=()) for one in played.said)
     return replace(sample, played=replace(played, said=said, shown=(), pictures=stored))
-
-
-def _pictures(played: EpisodeResult, *, location: str) -> _Pictures:
-    return _Pictures(shown=played.shown, turns=tuple(_decoded(one, location=location) for one in played.said))
 
 
 def _decoded(said: Said, *, location: str) -> tuple[ImagePart, ...]:
     """Return the pictures of a turn, decoded and no larger than the policy saw them."""
     try:
         return tuple(
-            replace(part, source=_bounded(load_image(part, location=location), part.max_pixels))
+            replace(part, source=within_bounds(load_image(part, location=location), replace(part, min_pixels=None)))
             for part in said.images
         )
     except UserError:
-        # It could be read a moment ago; a picture to look at is not worth the run.
+        # It could be read before; a picture for people is no reason to stop the run.
         logger.warning(
             "%s: a picture of an episode cannot be read again, and is not recorded", location, exc_info=True
         )
         return ()
-
-
-def _bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
-    pixels = image.width * image.height
-    if max_pixels is None or pixels <= max_pixels:
-        return image
-    scale = math.sqrt(max_pixels / pixels)
-    return image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -18,11 +18,9 @@ from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
-from lmm_r1.generation.branching import AgentSpec
+from lmm_r1.generation.branching import agent_rollout
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.engine import (
-    TokenEngine,
-)
+from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.engine_arguments import Guesses, engine_arguments, guesses_so_far
 from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt, SampledGroup
 from lmm_r1.generation.request import EngineWeights, tokens_under_way
@@ -34,11 +32,8 @@ from lmm_r1.host.workers import Reservation, reserve
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.scoring.sources import make_scorer
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
-# Threads that encode prompts and what environments show, on GPUs; each has a processor of its own.
+# Threads that encode prompts and environments' answers on GPUs; each has its own processor.
 ENCODERS = 4
 
 
@@ -51,17 +46,17 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         *,
         reward: RewardConfig | None,
         functions: GivenFunctions | None = None,
-        agent: AgentSpec | None = None,
+        agent: Mapping[str, Any] | None = None,
         temperature: float = 1.0,
         **engine_arguments: Any,
     ) -> None:
         """Args:
-        temperature: the policy's, at which log-probs are reported.
+        temperature: the policy's temperature, at which log-probs are reported.
         """
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
         quiet.done_loading()
-        # Which updates of the run its weights have had.
+        # The number of updates that its weights have had.
         self.weights = EngineWeights()
         self.paused = False
         if cpu.engine_process():
@@ -80,7 +75,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             "weights": self.weights,
         }
         guesses = "speculative_config" in engine_arguments
-        self.groups = GroupRollout(**room) if agent is None else agent.rollout(**room, guesses=guesses)
+        self.groups = GroupRollout(**room) if agent is None else agent_rollout(**agent, **room, guesses=guesses)
 
     def _started_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
@@ -118,45 +113,45 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         await self.llm.collective_rpc("open_bucket", args=(slots, handles))
 
     async def pause_generation(self) -> None:
-        """Let every request wait where it is while the weights are replaced, until `resume_generation`."""
+        """Pause all requests while the weights are replaced, until `resume_generation`."""
         self.paused = True
         await self.llm.pause_generation(mode="keep", clear_cache=False)
 
     async def resume_generation(self) -> None:
-        """Let the requests go on: what they have read and written so far is computed again, with the new weights."""
+        """Resume the requests; their tokens so far are recomputed with the new weights."""
         self.paused = False
         await self.llm.resume_generation()
 
     async def sleep(self, level: int = 1) -> None:
-        """Free the memory of the GPUs; requests that wait meanwhile begin anew from what they have written."""
+        """Free the memory of the GPUs; paused requests later recompute their tokens so far."""
         engine: Any = self.llm  # only on GPUs, and there vLLM's own
-        # Its own mode is to abort.
+        # vLLM's default mode aborts requests.
         await engine.sleep(level=level, mode="keep" if self.paused else "abort")
 
     async def reset_caches(self, *, keep_images: bool) -> None:
-        """Forget everything computed with the old weights, once per update: prefixes, image features, processed images.
+        """Drop everything computed with the old weights, once per update: prefixes, image features, processed images.
 
         Stale image features are served silently on a GPU; a stale prefix is served silently everywhere.
 
         Args:
-            keep_images: the update changed no weight that image features are made with.
+            keep_images: whether the update left the weights that compute image features unchanged.
         """
         if await self.llm.reset_prefix_cache(reset_running_requests=self.paused) is False:
-            # vLLM warns of it in its log and goes on, with keys and values of the old weights.
+            # vLLM only logs a warning and continues with keys and values of the old weights.
             raise RuntimeError("the engine still had requests when its weights were replaced")
         if not keep_images:
             await self.llm.reset_encoder_cache()
-        # Processed images, of which no weight is a part, stay in a pause: a request on its way to the engine may count on one.
+        # In a pause, keep processed images, which no weight affects: a request on its way to the engine may need one.
         if not (keep_images or self.paused):
             await self.llm.reset_mm_cache()
         self.weights.replaced(tokens_under_way(self.llm) if self.paused else {})
 
     def guesses_so_far(self) -> Guesses:
-        """Return how many tokens the engine has guessed ahead, and how many of them were taken."""
+        """Return how many tokens the engine has drafted, and how many of them were accepted."""
         return guesses_so_far()
 
     def set_weight_version(self, version: int) -> None:
-        """Say how many updates the weights have had with which the run goes on."""
+        """Set the number of updates that the weights of a resumed run have had."""
         self.weights.version = version
 
 
@@ -164,7 +159,7 @@ RolloutActor = ray.remote(KitRolloutActor)
 
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# GPU share of an engine, and of a model's worker, where they live on one GPU.
+# GPU share of an engine, and of a model's worker, if they share a GPU.
 COLOCATED_SHARE = 0.2
 
 
@@ -176,10 +171,10 @@ def create_engines(
     max_videos: int,
     reward: GivenFunctions | None = None,
 ) -> list[Any]:
-    """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles.
+    """Start `--vllm.num_engines` engine actors, in `shared` or on their own GPUs, and return their handles.
 
     Args:
-        reward: the reward functions that are in no file; Ray sends them.
+        reward: the reward functions that are not in a file; Ray sends them.
     """
     tensor_parallel = config.vllm.tensor_parallel_size
     gpus = shared or reserve(config.vllm.gpus)
@@ -201,14 +196,14 @@ def create_engines(
 
 
 def without_sleep(config: PPOConfig) -> PPOConfig:
-    """Return the configuration without `--vllm.enable_sleep` where there is no CUDA; vLLM refuses to start with it.
+    """Return the configuration without `--vllm.enable_sleep` if there is no CUDA, where vLLM refuses it.
 
-    There the engines' share of memory is not chosen either: it bounds the machine's own, of which they take little.
+    Without CUDA the memory share is not planned either: it applies to the host's memory, of which engines need little.
     """
     if cpu.has_cuda():
         return config
     if config.vllm.enable_sleep:
-        logger.warning("--vllm.enable_sleep is off: without CUDA there is no GPU's memory to free")
+        logger.warning("--vllm.enable_sleep is off: without CUDA there is no GPU memory to free")
     settings: dict[str, object] = {"vllm.enable_sleep": False}
     if config.vllm.gpu_memory_utilization is None:
         settings["vllm.gpu_memory_utilization"] = UNPLANNED["vllm.gpu_memory_utilization"]
@@ -216,25 +211,21 @@ def without_sleep(config: PPOConfig) -> PPOConfig:
 
 
 def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
-    """Wait until all engines are ready, and put them to sleep if they sleep at all: before models are loaded on their GPUs.
+    """Wait until all engines are ready, and put them to sleep if enabled, before models are loaded on their GPUs.
 
     A starting engine measures the free memory, and vLLM asserts that no other process frees any in the meantime.
     """
-    # A call is answered when the constructor, which loads the model and sets the cache up, is through.
+    # Answered after the constructor, which loads the model and sets up the cache.
     ray.get([engine.__ray_ready__.remote() for engine in engines])
     if config.vllm.enable_sleep:
         ray.get([engine.sleep.remote() for engine in engines])
-
-
-def _share_of_memory(config: PPOConfig) -> float:
-    assert config.vllm.gpu_memory_utilization is not None, "chosen by the plan"
-    return config.vllm.gpu_memory_utilization
 
 
 def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, object]:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
     assert path is not None, "resolve_ppo requires it"
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
+    assert config.vllm.gpu_memory_utilization is not None, "chosen by the plan"
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     extension = BucketWeights if cpu.has_cuda() else FileWeights
     train = config.train
@@ -249,7 +240,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
             max_images=max_images,
             max_videos=max_videos,
             tensor_parallel_size=config.vllm.tensor_parallel_size,
-            gpu_memory_utilization=_share_of_memory(config),
+            gpu_memory_utilization=config.vllm.gpu_memory_utilization,
             enforce_eager=config.vllm.enforce_eager,
             speculation=config.vllm.speculation,
         ),
@@ -257,7 +248,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "enable_sleep_mode": bool(config.vllm.enable_sleep),
         "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
         "worker_extension_cls": f"{extension.__module__}.{extension.__qualname__}",
-        # Log-probs of the policy as the trainer computes them, whatever top_p, top_k and the like leave of it.
+        # Log-probs of the policy as the trainer computes them, before top_p and top_k.
         "logprobs_mode": "raw_logprobs",
         "temperature": config.rollout.temperature,
         "max_logprobs": 1,
@@ -265,7 +256,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "full_determinism": config.train.full_determinism_enable,
         "reward": config.reward if config.reward.remote_url else None,
         "agent": (
-            AgentSpec(name=train.agent, func_path=train.agent_func_path, settings=config.agent)
+            {"name": train.agent, "func_path": train.agent_func_path, "settings": config.agent}
             if train.plays
             else None
         ),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.data.sample import WHOLE, WeightSpan
+from lmm_r1.generation.codec import PromptCodec, TextStream
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def sampling_params(
     logprobs: bool = False,
     ignore_eos: bool = False,
     stops: Sequence[str] = (),
-    regex: str | None = None,
 ) -> SamplingParams:
     """Return vLLM's parameters for all responses to one prompt.
 
@@ -41,7 +41,6 @@ def sampling_params(
         logprobs: the engine reports the log-probs of the sampled tokens.
         ignore_eos: responses run to `max_tokens`.
         stops: texts that end a response and belong to it.
-        regex: the whole response matches it, unless it is cut off.
     """
     return SamplingParams(
         n=sampling.n_samples,
@@ -54,11 +53,10 @@ def sampling_params(
         stop_token_ids=[] if ignore_eos else [end_token_id],
         ignore_eos=ignore_eos,
         skip_special_tokens=False,
-        # Where the engine looks for texts it must know them.
+        # The engine can only find stop texts in text.
         detokenize=bool(stops),
         stop=list(stops),
         include_stop_str_in_output=bool(stops),
-        structured_outputs=None if regex is None else StructuredOutputsParams(regex=regex),
         # With 0, only the sampled token's log-prob, without the most likely tokens.
         logprobs=0 if logprobs else None,
         output_kind=RequestOutputKind.FINAL_ONLY if output_per == "prompt" else RequestOutputKind.DELTA,
@@ -72,16 +70,8 @@ class EngineWeights:
 
     version: int = 0
     """The number of updates so far."""
-    _under_way: dict[str, Request] = field(default_factory=dict)
-
-    @contextmanager
-    def generating(self, request_id: str, request: Request) -> Iterator[None]:
-        """Within the block, tell the request of each update that comes in the middle of its responses."""
-        self._under_way[request_id] = request
-        try:
-            yield
-        finally:
-            del self._under_way[request_id]
+    under_way: dict[str, Request] = field(default_factory=dict)
+    """The requests in which updates are recorded, by id."""
 
     def replaced(self, counts: Mapping[str, Mapping[int, int]]) -> None:
         """Count an update.
@@ -91,7 +81,7 @@ class EngineWeights:
                 not begun.
         """
         self.version += 1
-        for request_id, request in self._under_way.items():
+        for request_id, request in self.under_way.items():
             request.note_update(counts.get(request_id, {}), version=self.version)
 
 
@@ -158,7 +148,11 @@ class Request:
         The parameters' `output_kind` and `stream_interval` decide how often.
         """
         request_id = uuid.uuid4().hex
-        with self._noting_weights(request_id):
+        if self._weights is not None:
+            for response in self.responses:
+                response.begins = [(0, self._weights.version)]
+            self._weights.under_way[request_id] = self
+        try:
             async with aclosing(engine.generate(self.prompt, self.parameters, request_id)) as outputs:
                 async for output in outputs:
                     self.output, self.read_token_ids = output, output.prompt_token_ids
@@ -166,13 +160,9 @@ class Request:
                         response = self.responses[part.index]
                         response.add(part)
                         yield response
-
-    def _noting_weights(self, request_id: str) -> AbstractContextManager[None]:
-        if self._weights is None:
-            return nullcontext()
-        for response in self.responses:
-            response.begins = [(0, self._weights.version)]
-        return self._weights.generating(request_id, self)
+        finally:
+            if self._weights is not None:
+                del self._weights.under_way[request_id]
 
     def note_update(self, counts: Mapping[int, int], *, version: int) -> None:
         """Record that the following tokens come from new weights.
@@ -189,3 +179,21 @@ class Request:
     def broken(self) -> Counter[str | None]:
         """Why incomplete responses ended; None for those that did not end."""
         return Counter(response.finish_reason for response in self.responses if response.finish_reason not in WHOLE)
+
+
+async def hand_on(
+    request: Request, engine: TokenEngine, *, codec: PromptCodec, on_text: Callable[[str], None]
+) -> None:
+    """Send a request for one response, and pass on its text as it grows, also if this is cancelled."""
+    text, read = TextStream(codec.tokenizer), 0
+    try:
+        async with aclosing(request.sent_to(engine)) as grown:
+            async for response in grown:
+                ended = response.finish_reason == "stop" and response.stop_text is None
+                words = codec.words(response.token_ids, ended=ended)
+                if piece := text.add(words[read:]):
+                    on_text(piece)
+                read = len(words)
+    finally:
+        if piece := text.rest():
+            on_text(piece)

@@ -1,4 +1,4 @@
-"""A checkpoint in plain transformers: for architectures that vLLM does not have, and to compare with it."""
+"""A checkpoint in plain transformers, for architectures without vLLM support and for comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
@@ -33,13 +32,13 @@ class TransformersEngine:
         self.device = "cuda" if cpu.has_cuda() else "cpu"
         self.model = _load(path, settings, codec=self.codec).to(self.device).eval()
         self.stop_token_ids = self.codec.stop_token_ids(self.model.generation_config)
-        # Released checkpoints bring settings of their own, a repetition penalty for one, which nobody asked for here.
+        # Ignore the checkpoint's own settings, such as a repetition penalty.
         self.model.generation_config = GenerationConfig()
         torch.manual_seed(settings.seed)
 
     @classmethod
     def around(cls, model: Any, *, codec: LimitedCodec, batch_rows: int) -> TransformersEngine:
-        """Return the engine of a model that someone else has loaded, and may go on to train."""
+        """Return the engine of a loaded model, which may be trained further."""
         engine = cls.__new__(cls)
         engine.codec = codec
         engine.batch_rows = batch_rows
@@ -50,7 +49,7 @@ class TransformersEngine:
         return engine
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
-        """Yield how each (index, row) went, batch by batch."""
+        """Yield the outcome of each (index, row), batch by batch."""
         source = iter(rows)
         while batch := list(itertools.islice(source, self.batch_rows)):
             began = time.perf_counter()
@@ -76,11 +75,17 @@ class TransformersEngine:
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
-        """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
+        """Return one response, reporting its text as it grows; raises UserError for a row that the engine refuses."""
         prompt = self.codec.encode(row)
         text = TextStream(self.codec.tokenizer)
-        streamer = _TokenStreamer(text, stop_token_ids=self.stop_token_ids, on_text=on_text)
-        [[completion]] = self._generate([prompt], sampling, streamer=streamer, should_stop=should_stop)
+
+        def grown(token: int) -> None:
+            if token not in self.stop_token_ids and (piece := text.add([token])):
+                on_text(piece)
+
+        [[completion]] = self._generate([prompt], sampling, on_token=grown, should_stop=should_stop)
+        if piece := text.rest():
+            on_text(piece)
         return completion
 
     def close(self) -> None:
@@ -96,7 +101,7 @@ class TransformersEngine:
         prompts: Sequence[EncodedPrompt],
         sampling: SamplingSettings,
         *,
-        streamer: BaseStreamer | None = None,
+        on_token: Callable[[int], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[list[Completion]]:
         """Return `n_samples` completions for each prompt."""
@@ -114,8 +119,7 @@ class TransformersEngine:
             attention_mask=mask.to(self.device),
             **{name: value.to(self.device) for name, value in inputs.items()},
             generation_config=self._generation_config(sampling, max_new_tokens=max(rooms)),
-            streamer=streamer,
-            stopping_criteria=StoppingCriteriaList([_Stop(should_stop)]),
+            stopping_criteria=StoppingCriteriaList([_Watch(should_stop, on_token)]),
         )
         new_tokens = output[:, sequences.shape[1] :].tolist()
         completions = [self._completion(ids, room=room) for ids, room in zip(new_tokens, rooms, strict=True)]
@@ -123,7 +127,7 @@ class TransformersEngine:
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
     def _generation_config(self, sampling: SamplingSettings, *, max_new_tokens: int) -> GenerationConfig:
-        # 0 is all of them here.
+        # In transformers, 0 means all.
         kept = {"top_p": sampling.top_p, "top_k": max(sampling.top_k, 0)}
         chance = {"do_sample": True, "temperature": sampling.temperature, **kept}
         return GenerationConfig(
@@ -136,7 +140,7 @@ class TransformersEngine:
         )
 
     def _completion(self, token_ids: Sequence[int], *, room: int) -> Completion:
-        """Return the response in a row of the output, which has padding after its end."""
+        """Return the response in a row of the output, which is padded at the end."""
         ids = list(token_ids[:room])
         for place, token in enumerate(ids):
             if token in self.stop_token_ids:
@@ -145,36 +149,16 @@ class TransformersEngine:
         return self.codec.completion(ids, reason)
 
 
-class _TokenStreamer(BaseStreamer):
-    """Hands on the text of one response as it grows; transformers sends the prompt first."""
+class _Watch(StoppingCriteria):
+    """Called after each token: passes on that of a single response, and says whether to stop."""
 
-    def __init__(self, text: TextStream, *, stop_token_ids: Sequence[int], on_text: Callable[[str], None]) -> None:
-        self._text = text
-        self._stop_token_ids = stop_token_ids
-        self._on_text = on_text
-        self._is_prompt = True
-
-    def put(self, value: torch.Tensor) -> None:
-        if self._is_prompt:
-            self._is_prompt = False
-            return
-        [token] = value.tolist()
-        if token not in self._stop_token_ids:
-            self._report(self._text.add([token]))
-
-    def end(self) -> None:
-        self._report(self._text.rest())
-
-    def _report(self, text: str) -> None:
-        if text:
-            self._on_text(text)
-
-
-class _Stop(StoppingCriteria):
-    def __init__(self, should_stop: Callable[[], bool]) -> None:
+    def __init__(self, should_stop: Callable[[], bool], on_token: Callable[[int], None] | None) -> None:
         self._should_stop = should_stop
+        self._on_token = on_token
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if self._on_token is not None:
+            self._on_token(int(input_ids[0, -1]))
         return torch.full((len(input_ids),), self._should_stop(), device=input_ids.device)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm import SamplingParams
 
@@ -13,9 +13,6 @@ from lmm_r1.data.sample import Segment, WeightSpan
 from lmm_r1.errors import UserError
 from lmm_r1.generation.request import Response
 
-if TYPE_CHECKING:
-    from lmm_r1.agents.environment import TurnOptions
-
 # The most entries of a request's logit_bias that vLLM's sampler on GPUs takes; more of them stop the engine.
 LOGIT_BIASES = 1024
 
@@ -23,25 +20,25 @@ LOGIT_BIASES = 1024
 def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False) -> SamplingParams:
     """Return the parameters that an agent asks for, changed so that training is token-exact.
 
-    There is one response of at most the tokens of `needed`. It ends at its end token, and has the log-probs and pieces of
-    `needed`. Everything else, such as temperature and stop texts, is as the agent asks. The engine's workers ban tokens.
+    There is one response, at most as long as in `needed`. It ends at the end token, with the log-probs and outputs of
+    `needed`. All other parameters, such as temperature and stop texts, are the agent's. The engine's workers ban tokens.
 
     Args:
         engine_guesses: the engine uses speculative decoding.
 
     Raises:
-        UserError: they are no vLLM parameters, or vLLM refuses them.
+        UserError: they are not vLLM parameters, or vLLM refuses them.
     """
     if not isinstance(asked, SamplingParams):
         raise UserError(f"the agent's sampling_params are a {type(asked).__name__}; give a vllm.SamplingParams")
     if asked.structured_outputs is not None or asked.allowed_token_ids is not None:
         raise UserError(
-            "the agent's sampling_params bound what may be sampled (structured_outputs or allowed_token_ids), and the "
-            "policy gradient would take that for the policy's choice; write an environment with TurnOptions.regex"
+            "the agent's sampling_params limit what may be sampled (structured_outputs or allowed_token_ids), which the "
+            "policy gradient would take for the policy's choice; leave them out"
         )
     if engine_guesses and (asked.min_p or asked.logit_bias):
         raise UserError(
-            "the agent's sampling_params ask for min_p or logit_bias, which vLLM does not apply to tokens that it guesses; "
+            "the agent's sampling_params contain min_p or logit_bias, which vLLM does not apply with speculative decoding; "
             "leave them out, or --vllm.speculative_tokens"
         )
     if (biased := len(asked.logit_bias or ())) > LOGIT_BIASES:
@@ -56,7 +53,7 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
         if not name.startswith("_") and name not in derived
     }
     most = needed.max_tokens if asked.max_tokens is None else min(asked.max_tokens, needed.max_tokens)
-    # An agent's own seed would be that of each sample of a group; one that it returns is of the turn before.
+    # An agent's own seed would be the same for all samples of a group, or that of the previous turn.
     seed = asked.seed if needed.seed is None else needed.seed
     texts = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
     stops = list(dict.fromkeys([*texts, *(needed.stop or ())]))
@@ -70,8 +67,7 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
         "stop_token_ids": sorted({*(asked.stop_token_ids or ()), *(needed.stop_token_ids or ())}),
         "ignore_eos": needed.ignore_eos,
         "stop": stops,
-        "structured_outputs": needed.structured_outputs,
-        # Where the engine looks for texts it must know them.
+        # The engine can only find stop texts in text.
         "detokenize": asked.detokenize or bool(stops),
         "output_kind": needed.output_kind,
         "stream_interval": needed.stream_interval,
@@ -79,43 +75,24 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
     try:
         return SamplingParams(**{**given, **changed})
     except ValueError as error:
-        raise UserError(f"the agent's sampling_params are none that vLLM takes: {error}") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnSettings:
-    """How a turn is sampled."""
-
-    stops: tuple[str, ...]
-    regex: str | None
-    room: int
-    """The longest turn in tokens, including appended ones."""
-    thought: ThoughtConfig | None
-    """None if thoughts are not forced."""
-
-    @classmethod
-    def of(cls, options: TurnOptions, *, stops: tuple[str, ...], thought: ThoughtConfig, room: int) -> TurnSettings:
-        """Return a turn's settings: its own options, otherwise the environment's stops and the run's thought."""
-        free = options.regex is None
-        forced = options.thought or (thought if free else None)
-        return cls(
-            stops=options.stops if options.stops is not None else stops if free else (),
-            regex=options.regex,
-            room=room if options.max_tokens is None else min(room, options.max_tokens),
-            thought=forced if forced is not None and forced.forces else None,
-        )
+        raise UserError(f"vLLM refuses the agent's sampling_params: {error}") from error
 
 
 @dataclass(kw_only=True)
 class TurnPieces:
-    """A turn so far, and the parameters of its next piece.
+    """A turn so far, and the parameters of its next piece; without budget forcing, a turn is one piece.
 
     Budget forcing (s1, arXiv:2501.19393), token-exact: the first generated ids of a piece are kept, whose log-probs do not
     depend on what follows. If a thought is continued, the ids of its end are removed. Appended text is not in the loss,
     because it is not the policy's choice.
     """
 
-    settings: TurnSettings
+    own_stops: tuple[str, ...]
+    """Texts that end the turn."""
+    room: int
+    """The longest turn in tokens, including appended ones."""
+    thought: ThoughtConfig | None
+    """None once the thought has ended, or if thoughts are not forced."""
     ids_of: Callable[[str], Sequence[int]]
     """Tokenizes appended text."""
     text_of: Callable[[Sequence[int]], str]
@@ -128,10 +105,10 @@ class TurnPieces:
     _continuations: int = 0
     """How often its thought was continued."""
     _thought_tokens: int = 0
-    _thinks: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self._thinks = self.settings.thought is not None
+        if self.thought is not None and not self.thought.forces:
+            self.thought = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -141,28 +118,25 @@ class TurnPieces:
     @property
     def stops(self) -> tuple[str, ...]:
         """Texts that end the next piece."""
-        thought = self.settings.thought
-        if thought is None or not self._thinks or thought.end in self.settings.stops:
-            return self.settings.stops
-        return (*self.settings.stops, thought.end)
+        if self.thought is None or self.thought.end in self.own_stops:
+            return self.own_stops
+        return (*self.own_stops, self.thought.end)
 
     @property
     def max_tokens(self) -> int:
         """The longest next piece."""
-        thought = self.settings.thought
-        if thought is None or not self._thinks or thought.max_tokens is None:
+        if self.thought is None or self.thought.max_tokens is None:
             return self._left
-        return min(self._left, thought.max_tokens - self._thought_tokens)
+        return min(self._left, self.thought.max_tokens - self._thought_tokens)
 
     def add(self, response: Response) -> None:
         """Add a complete piece and the text that is appended to it."""
-        thought = self.settings.thought if self._thinks else None
+        thought = self.thought
         if thought is not None and response.stop_text == thought.end:
             self._end_thought(response, thought)
         elif thought is not None and response.finish_reason == "length" and len(response.token_ids) < self._left:
             self._cut_thought(response, thought)
         else:
-            self._keep(response)
             self._end(response)
 
     def _end_thought(self, response: Response, thought: ThoughtConfig) -> None:
@@ -175,30 +149,31 @@ class TurnPieces:
         fits = kept + len(appended) < self._left and (thought.max_tokens is None or longer < thought.max_tokens)
         if self._continuations < thought.continuations and too_early and fits:
             self._keep(response, count=kept)
-            self._append(appended)
+            self.segments.append(Segment(kind="observation", token_ids=tuple(appended)))
             self._continuations += 1
             self._thought_tokens = longer
             return
-        self._keep(response)
-        self._thinks = False
-        if thought.end in self.settings.stops:
+        self.thought = None
+        if thought.end in self.own_stops:
             self._end(response)
-        elif not self._left:
+            return
+        self._keep(response)
+        if not self._left:
             self.finish_reason = "length"
 
     def _cut_thought(self, response: Response, thought: ThoughtConfig) -> None:
         """Add a piece that reached the longest thought, and end the thought if there is room for an answer."""
-        self._keep(response)
         appended = self.ids_of(thought.end)
-        if len(appended) >= self._left:
+        if len(response.token_ids) + len(appended) >= self._left:
             self._end(response)
             return
-        self._append(appended)
-        self._thinks = False
+        self._keep(response)
+        self.segments.append(Segment(kind="observation", token_ids=tuple(appended)))
+        self.thought = None
 
     @property
     def _left(self) -> int:
-        return self.settings.room - len(self.token_ids)
+        return self.room - len(self.token_ids)
 
     def _keep(self, response: Response, *, count: int | None = None) -> None:
         """Add the first `count` tokens of a piece, or all; adjacent pieces become one segment."""
@@ -206,26 +181,18 @@ class TurnPieces:
         weights = first_tokens(response.weights, len(ids))
         if not ids:
             return
-        before = self.segments[-1] if self.segments and self.segments[-1].kind == "generated" else None
         known = len(log_probs) == len(ids)
-        if before is not None:
-            self.segments.pop()
+        if self.segments and self.segments[-1].kind == "generated":
+            before = self.segments.pop()
             ids, log_probs = (*before.token_ids, *ids), (*(before.log_probs or ()), *log_probs)
             weights = (*before.weights, *weights)
         self.segments.append(
-            Segment(
-                kind="generated",
-                token_ids=ids,
-                log_probs=log_probs if known else None,
-                constrained=self.settings.regex is not None,
-                weights=weights,
-            )
+            Segment(kind="generated", token_ids=ids, log_probs=log_probs if known else None, weights=weights)
         )
 
-    def _append(self, token_ids: Sequence[int]) -> None:
-        self.segments.append(Segment(kind="observation", token_ids=tuple(token_ids)))
-
     def _end(self, response: Response) -> None:
+        """Add the last piece."""
+        self._keep(response)
         self.finish_reason = response.finish_reason
         self.ended_by_text = response.stop_text is not None
 

@@ -6,13 +6,11 @@ import asyncio
 import atexit
 import gc
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import LLM
 
@@ -20,10 +18,18 @@ from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import LimitedCodec, TextStream
-from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, merged_checkpoint
+from lmm_r1.generation.codec import LimitedCodec
+from lmm_r1.generation.engine import (
+    EngineSettings,
+    Outcome,
+    SamplingSettings,
+    T,
+    end_tasks,
+    merged_checkpoint,
+    outcomes_in,
+)
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
-from lmm_r1.generation.request import Request, Response, sampling_params
+from lmm_r1.generation.request import Request, Response, hand_on, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 
@@ -33,19 +39,16 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 
-T = TypeVar("T")
-
-
 class InProcessEngine:
     """An `LLMEngine` as a `TokenEngine`, driven by a thread of its own or by the event loop's.
 
-    `AsyncLLM` always puts its engine into a process of its own, which imports vLLM once more (10 s on two cores) and
-    exchanges every token through a socket. One thread makes every call, since `LLMEngine` allows no two at a time.
-    A thread of its own goes on from step to step by itself, as the event loop's work would hold up the next step; where
-    nobody else needs the event loop, its thread makes one step at each turn.
+    `AsyncLLM` always starts its engine in a separate process, which imports vLLM once more (10 s on two cores) and
+    exchanges every token through a socket. One thread makes all calls, because `LLMEngine` is not thread-safe.
+    With a thread of its own, steps do not wait for the event loop's other work; without one, the event loop's thread makes
+    one step per turn.
 
-    Whatever else of PyTorch runs in this process must run in that thread, too: where two threads have each started
-    OpenMP's helpers, these outnumber the cores, and GNU's OpenMP puts them to sleep between operations.
+    All other PyTorch code must run in this thread: if two threads start OpenMP pools, their threads outnumber the cores,
+    and GNU's OpenMP puts them to sleep between operations.
     """
 
     def __init__(self, make_engine: Callable[[], Any], *, own_thread: bool) -> None:
@@ -53,21 +56,21 @@ class InProcessEngine:
         self.engine = self._thread.submit(make_engine).result() if self._thread is not None else make_engine()
         self._waiting: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._stepping: asyncio.Task[None] | None = None
-        # Calls that the thread has not finished.
+        # The number of unfinished calls.
         self._calls = 0
-        # Whether steps may be made; whether none is being made, and what came of the last one is with those who wait.
+        # Whether steps may be made; whether no step is in progress and the outputs of the last one are delivered.
         self._going, self._between = asyncio.Event(), asyncio.Event()
         self._going.set()
         self._between.set()
 
     @property
     def output_processor(self) -> Any:
-        """What OpenRLHF asks for the number of unfinished requests."""
+        """The output processor, which OpenRLHF reads for the number of unfinished requests."""
         return self.engine.output_processor
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything; for who drives it from its own thread."""
+        """Whether there are unfinished requests."""
         return self.engine.has_unfinished_requests()
 
     async def generate(
@@ -81,7 +84,7 @@ class InProcessEngine:
             await self.call(self.engine.add_request, request_id, prompt, sampling_params)
             if self._stepping is None or self._stepping.done():
                 self._stepping = asyncio.create_task(self._step_while_busy())
-                # An interrupt by the user is told where it is caught, and not once more by asyncio.
+                # The caller reports the interrupt; asyncio must not report it again.
                 self._stepping.add_done_callback(lambda task: task.cancelled() or task.exception())
             while not finished:
                 output = await outputs.get()
@@ -104,16 +107,16 @@ class InProcessEngine:
     async def pause_generation(
         self, *, mode: Literal["keep"], wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
     ) -> None:
-        """Let every request wait where it is, until `resume_generation`; what they have been given so far has come."""
+        """Pause all requests until `resume_generation`; all outputs so far have been delivered."""
         assert mode == "keep", mode
-        assert not clear_cache, "it is emptied behind this"
+        assert not clear_cache, "the caller clears the cache afterwards"
         self._going.clear()
-        # Steps without news go on until there is a call.
+        # Steps without outputs continue until there is a call.
         await self.call(lambda: None)
         await self._between.wait()
 
     async def resume_generation(self) -> None:
-        """Let the requests go on."""
+        """Resume the requests."""
         self._going.set()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -126,7 +129,7 @@ class InProcessEngine:
         await self.call(self.engine.reset_mm_cache)
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a function that the engine's thread runs, between two steps."""
+        """Run a function in the engine's thread between two steps, and return its result."""
         if self._thread is None:
             return function(*arguments)
         self._calls += 1
@@ -146,14 +149,14 @@ class InProcessEngine:
                             self._waiting[output.request_id].put_nowait(output)
                 finally:
                     self._between.set()
-                # Without a thread of its own: whoever got an output acts on it before the next step.
+                # Without a thread of its own: outputs are handled before the next step.
                 await asyncio.sleep(0)
         except Exception as error:  # the requests raise it where they are awaited
             for outputs in self._waiting.values():
                 outputs.put_nowait(error)
 
     def _step_until_news(self) -> list[RequestOutput]:
-        """Make steps until there are outputs or another call waits; in the event loop's thread one step."""
+        """Make steps until there are outputs or another call waits; one step in the event loop's thread."""
         outputs: list[RequestOutput] = []
         while not outputs and self.engine.has_unfinished_requests():
             outputs = self.engine.step()
@@ -162,12 +165,11 @@ class InProcessEngine:
         return outputs
 
 
-# While the engine has nothing to do, tools of episodes and the like are waited for, without a loop that spins.
+# While the engine is idle, wait for tools of episodes without a busy loop.
 IDLE_TURNS = 10
 IDLE_S = 0.01
-LAST_TURNS = 10
-# An engine's own process gives its worker 5 s to end, and 4 s more, before it lets go of the memory that both share. vLLM
-# would kill it after 5 s, and Python would find that memory without an owner.
+# An engine's process gives its worker 5 s to end, and 4 s more, before it releases shared memory. vLLM would kill it
+# after 5 s, and leak that memory.
 _ENDING_S = 30.0
 
 
@@ -175,7 +177,7 @@ def arguments_of(folder: str, *, codec: LimitedCodec, settings: EngineSettings) 
     """Return arguments of vLLM's `EngineArgs` and `LLM` for an engine outside of training.
 
     Args:
-        folder: of the checkpoint without adapters.
+        folder: the checkpoint without adapters.
     """
     share = settings.gpu_memory_utilization
     if share is None:
@@ -206,14 +208,14 @@ def arguments_of(folder: str, *, codec: LimitedCodec, settings: EngineSettings) 
 
 
 class VllmEngine:
-    """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
+    """Adds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
     def __init__(
         self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None, in_training: bool = False
     ) -> None:
         """Args:
-        checkpoint: where it is open already.
-        in_training: in each of a training's processes, whose model gives it new weights.
+        checkpoint: the checkpoint, if it is open already.
+        in_training: whether it runs in each training process, whose model updates its weights.
         """
         self.codec = LimitedCodec(path, settings, checkpoint=checkpoint)
         self.guesses = settings.speculation is not None
@@ -221,119 +223,90 @@ class VllmEngine:
         with merged_checkpoint(path, settings) as folder:
             arguments = arguments_of(folder, codec=self.codec, settings=settings)
             if in_training:
-                # The launcher's rank and GPU, in its group of processes.
+                # Use the launcher's rank, GPU and process group.
                 arguments["distributed_executor_backend"] = "external_launcher"
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
         if not in_training:
             atexit.register(_leave_group)
         self._loop = asyncio.new_event_loop()
-        # Whatever of PyTorch runs on a CPU runs in the thread of the engine: see InProcessEngine.
+        # On a CPU, all PyTorch code runs in the engine's thread: see InProcessEngine.
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.call_workers("ban_tokens", self.codec.banned_token_ids)
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
-        """Yield how each (index, row) went, in the order in which they end."""
-
+        """Yield the outcome of each (index, row), in the order in which they end."""
         outcome_of = partial(self._outcome, sampling=sampling)
         return self.outcomes(rows, outcome_of, responses_per_row=sampling.n_samples)
 
     def outcomes(
         self,
         source: Iterable[tuple[int, T]],
-        outcome_of: Callable[[int, T], Awaitable[Outcome]],
+        outcome_of: Callable[[int, T], Coroutine[Any, Any, Outcome]],
         *,
         responses_per_row: int,
     ) -> Iterator[Outcome]:
         """Yield what `outcome_of` returns for each (index, row), in the order in which they end.
 
-        It asks `engine` for tokens, for several rows at a time.
+        `outcome_of` sends requests to `engine`, for several rows at a time.
         """
-        items = iter(source)
-        ended: deque[Outcome] = deque()
-        running: set[int] = set()
-        tasks: set[asyncio.Task[None]] = set()
-        at_once = max(2, self.responses // responses_per_row)
-
-        async def work(index: int, item: T) -> None:
-            try:
-                ended.append(await outcome_of(index, item))
-            finally:
-                running.remove(index)
-            # At once, so that the engine's next step has the next one already.
-            begin()
-
-        def begin() -> None:
-            while len(running) < at_once and (item := next(items, None)) is not None:
-                running.add(item[0])
-                tasks.add(self._loop.create_task(work(*item)))
-
-        begin()
-        with closing(self._turns(tasks)) as turns:
-            for _ in turns:
-                while ended:
-                    yield ended.popleft()
+        return outcomes_in(self._loop, source, outcome_of, at_once=max(2, self.responses // responses_per_row))
 
     def stream(
         self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
-        """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
+        """Return one response, reporting its text as it grows; raises UserError for a row that the engine refuses."""
         request = self._request_of(self.codec.encode(row), sampling, output_per="token")
         [response] = request.responses
-        text = TextStream(self.codec.tokenizer)
-
-        async def hand_on() -> None:
-            read = 0
-            async with aclosing(request.sent_to(self.engine)) as grown:
-                async for _ in grown:
-                    words = self.codec.words(response.token_ids, ended=response.finish_reason == "stop")
-                    if piece := text.add(words[read:]):
-                        on_text(piece)
-                    read = len(words)
-
-        self.run(hand_on(), should_stop=should_stop)
-        if piece := text.rest():
-            on_text(piece)
+        self.run(hand_on(request, self.engine, codec=self.codec, on_text=on_text), should_stop=should_stop)
         return self._completion(response)
 
     def run(self, work: Coroutine[Any, Any, None], *, should_stop: Callable[[], bool]) -> None:
-        """See a coroutine through that asks `engine` for tokens; where it is to stop, it ends and its requests are aborted.
+        """Run a coroutine that sends requests to `engine`; if `should_stop`, cancel it and abort its requests.
 
-        Raises what it raises.
+        Raises what the coroutine raises.
         """
-        with closing(self._turns({self._loop.create_task(work)})) as turns:
-            for _ in turns:
-                if should_stop():
-                    break
+
+        async def watched() -> None:
+            task, idle_turns = asyncio.ensure_future(work), 0
+            try:
+                while not (task.done() or should_stop()):
+                    idle_turns = 0 if self.engine.has_work else idle_turns + 1
+                    await (asyncio.sleep(0) if idle_turns <= IDLE_TURNS else asyncio.wait({task}, timeout=IDLE_S))
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+
+        watching = self._loop.create_task(watched())
+        try:
+            self._loop.run_until_complete(watching)
+        finally:
+            end_tasks(self._loop, {watching})
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a function returns that may run beside the engine, one at a time; on a CPU it runs in its thread."""
+        """Run a function in another thread, one at a time, and return its result; on a CPU, in the engine's thread."""
         if cpu.has_cuda():
             return await self._loop.run_in_executor(self._beside, partial(function, *arguments))
         return function(*arguments)
 
     async def response(self, row: Row, sampling: SamplingSettings, *, seed: int) -> tuple[EncodedPrompt, list[int]]:
-        """Return a row's prompt and the tokens of one response, its end token included; asked for within `outcomes`.
+        """Return a row's prompt and the tokens of one response, including its end token; for use within `outcomes`.
 
-        Raises UserError for a row that cannot be taken, or whose response vLLM broke off.
+        Raises UserError for a row that the engine refuses, or whose response vLLM aborted.
         """
-        encoded = self.codec.encode(row)
-        request = self._request_of(encoded, sampling, output_per="prompt")
-        request.parameters.seed = seed if sampling.temperature else None
-        async for _ in request.sent_to(self.engine):
-            pass
-        if request.broken:
-            raise UserError(f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})")
+        encoded, request = await self._sampled(row, replace(sampling, seed=seed if sampling.temperature else None))
         return encoded, request.responses[0].token_ids
 
     def call_workers(self, method: str, *arguments: Any) -> None:
-        """Call a method of the worker, between two requests."""
+        """Call a method of the worker; no request may be in progress."""
         self._loop.run_until_complete(self.engine.collective_rpc(method, args=arguments))
 
     def forget(self, *, keep_images: bool) -> None:
-        """Forget everything computed with old weights, once new ones are loaded: prefixes, image features, processed images.
+        """Drop everything computed with old weights: prefixes, image features, processed images.
 
         Args:
-            keep_images: the new weights are those with which image features were made.
+            keep_images: whether the update left the weights that compute image features unchanged.
         """
 
         async def reset() -> None:
@@ -347,7 +320,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
-        self._end(asyncio.all_tasks(self._loop))
+        end_tasks(self._loop, asyncio.all_tasks(self._loop))
         self._loop.close()
         self._beside.shutdown(wait=False)
         self.engine.engine.engine_core.shutdown(timeout=_ENDING_S)
@@ -357,21 +330,24 @@ class VllmEngine:
     async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
         try:
-            encoded = self.codec.encode(row)
-            request = self._request_of(encoded, sampling, output_per="prompt")
+            encoded, request = await self._sampled(row, sampling)
         except UserError as error:
             return Outcome(index=index, row=row, reason=str(error))
-        async for _ in request.sent_to(self.engine):
-            pass
-        if request.broken:
-            reason = f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})"
-            return Outcome(index=index, row=row, reason=reason)
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
         completions = tuple(
             replace(one, text=begun + one.text, image_scales=encoded.image_scales)
             for one in map(self._completion, request.responses)
         )
         return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
+
+    async def _sampled(self, row: Row, sampling: SamplingSettings) -> tuple[EncodedPrompt, Request]:
+        encoded = self.codec.encode(row)
+        request = self._request_of(encoded, sampling, output_per="prompt")
+        async for _ in request.sent_to(self.engine):
+            pass
+        if request.broken:
+            raise UserError(f"{row.location}: vLLM aborted a response ({next(iter(request.broken))})")
+        return encoded, request
 
     def _request_of(
         self, encoded: EncodedPrompt, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]
@@ -387,47 +363,6 @@ class VllmEngine:
     def _completion(self, response: Response) -> Completion:
         end = response.finish_reason if response.finish_reason in WHOLE else "aborted"
         return self.codec.completion(response.token_ids, end)
-
-    def _turns(self, tasks: set[asyncio.Task[None]]) -> Generator[None, None, None]:
-        """Yield after each turn of the event loop, in which the engine makes a step, until the tasks have ended.
-
-        Tasks may be added meanwhile; those that have ended are removed. Raises what a task raises; leaving early ends them
-        all, and aborts their requests.
-        """
-        idle_turns = 0
-        try:
-            while tasks:
-                self._turn(wait_s=IDLE_S if idle_turns > IDLE_TURNS else 0.0)
-                idle_turns = 0 if self.engine.has_work else idle_turns + 1
-                yield
-                for task in [task for task in tasks if task.done()]:
-                    task.result()
-                    tasks.remove(task)
-        finally:
-            self._end(tasks)
-
-    def _turn(self, *, wait_s: float = 0.0) -> None:
-        """Run the event loop for what is due now, or for what comes within some seconds."""
-        if wait_s:
-            self._loop.call_later(wait_s, self._loop.stop)
-        else:
-            self._loop.call_soon(self._loop.stop)
-        self._loop.run_forever()
-
-    def _end(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Cancel unfinished tasks and wait for them."""
-        pending = [task for task in tasks if not task.done()]
-        for task in pending:
-            task.cancel()
-        while not all(task.done() for task in pending):
-            self._turn()
-        if pending:
-            # What they have cancelled in their turn, the episodes of a row, lets its requests go.
-            for _ in range(LAST_TURNS):
-                self._turn()
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # of several that failed one is told
 
 
 def _leave_group() -> None:

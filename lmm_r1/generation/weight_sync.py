@@ -1,7 +1,7 @@
-"""A model's weights under the names and in the shapes of its checkpoint, which vLLM loads.
+"""A model's weights with the names and shapes of its checkpoint, which vLLM loads.
 
-Transformers 5 holds many in others: it renames them, and the experts of a layer are one tensor (`conversion_mapping`).
-Saving a model reverts that for all weights at once; here it is done for as few as belong together."""
+Transformers 5 renames weights, and stores the experts of a layer as one tensor (`conversion_mapping`). Saving a model
+reverts that for all weights at once; this module reverts it for small groups of weights."""
 
 from __future__ import annotations
 
@@ -40,16 +40,20 @@ from lmm_r1.models.adapters import FrozenLinear4bit, adapted_layers, merged_laye
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeights:
-    """Weights of a model that can be turned into tensors of its checkpoint by themselves."""
+    """Weights of a model that can be converted to tensors of its checkpoint without others."""
 
     names: tuple[str, ...]
-    """Of the parameters in the model."""
+    """Names of the parameters in the model."""
     stored_name: str | None
-    """Of the one tensor that is the same in the checkpoint; None where tensors are split, joined or turned."""
+    """Name of the identical checkpoint tensor; None if tensors are split, merged or transposed."""
 
 
 def stored_weights(model: PreTrainedModel, names: Iterable[str]) -> list[StoredWeights]:
-    """Return a model's parameters, of which all names are given, those together that make up a tensor of the checkpoint."""
+    """Return a model's parameters in groups that make up tensors of the checkpoint.
+
+    Args:
+        names: the names of all parameters.
+    """
     renamings, converters = _reversed(model)
     groups: dict[str, list[str]] = {}
     same: dict[str, bool] = {}
@@ -64,13 +68,13 @@ def stored_weights(model: PreTrainedModel, names: Iterable[str]) -> list[StoredW
 
 
 def as_stored(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the checkpoint's tensors that the weights of one group, whole and by their names in the model, make up."""
+    """Return the checkpoint's tensors for the weights of one group, which are whole and have the model's names."""
     return {name: tensor.contiguous() for name, tensor in revert_weight_conversion(model, dict(weights)).items()}
 
 
 def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[WeightConverter]]:
     """Return the changes that `revert_weight_conversion` makes to a name, in order."""
-    # Those that were used when the model was loaded; a model that was not has them all, as there.
+    # Those used when the model was loaded; a model that was not loaded uses all of them.
     used = getattr(model, "_weight_conversions", None)
     if used is None:
         known = get_model_conversion_mapping(model, add_legacy=False)
@@ -82,12 +86,12 @@ def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[Weight
 
 Weights = dict[str, torch.nn.Parameter]
 MEMORY = Path("/dev/shm")
-# Of the configuration and the headers, which are written with the weights.
+# Size of the configuration and the headers, which are written with the weights.
 _OTHER_FILES_BYTES = 2**20
 
 
 def send_files(policy: KitActor, engines: Sequence[Any]) -> None:
-    """Let the engines load all weights from a folder; every rank must call it."""
+    """Load all weights into the engines from a folder; every rank must call it."""
     with written_weights(policy) as folder:
         if dist.get_rank() == 0:
             ray.get([rollout.load_weights_from.remote(folder) for rollout in engines])
@@ -95,7 +99,7 @@ def send_files(policy: KitActor, engines: Sequence[Any]) -> None:
 
 @contextmanager
 def written_weights(policy: KitActor) -> Iterator[str]:
-    """Write all weights into a folder, which is there until every rank has left; every rank must call it."""
+    """Write all weights into a folder, which is deleted after every rank has left; every rank must call it."""
     engine = policy.model
     weights = whole_state_dict(engine)
     folder = ""
@@ -115,22 +119,22 @@ def written_weights(policy: KitActor) -> Iterator[str]:
 
 
 def _folder_for(nbytes: int) -> str:
-    """Return a new folder in memory, or, if that has no room for so many bytes, among the temporary files."""
-    # A container has 64 MiB unless it is started with more.
+    """Return a new folder in memory, or a temporary folder on disk if memory has no room for `nbytes`."""
+    # A container has 64 MiB by default.
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > nbytes + _OTHER_FILES_BYTES
     return tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=MEMORY if has_room else None)
 
 
 class Channel(Protocol):
-    """The way of a bucket from the trainer's ranks to the engines."""
+    """Sends buckets of weights from the trainer's ranks to the engines."""
 
     def send(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let all engines load these weights, whole and by the checkpoint's names; every rank must call it."""
+        """Load these weights, whole and with the checkpoint's names, into all engines; every rank must call it."""
 
 
 @dataclass(frozen=True)
 class BroadcastChannel:
-    """From rank 0 to engines on GPUs of their own, over NCCL."""
+    """From rank 0 to engines on other GPUs, over NCCL."""
 
     engines: Sequence[Any]
     broadcast: Callable[[torch.Tensor], None] | None
@@ -146,7 +150,7 @@ class BroadcastChannel:
 
 
 def join_engines(engines: Sequence[Any], config: PPOConfig) -> Callable[[torch.Tensor], None]:
-    """Make a group of this process and all workers of the engines; return what sends a tensor from here to all others."""
+    """Create a group of this process and all engine workers; return a function that broadcasts a tensor to the workers."""
     per_engine, through_ray, name = config.vllm.tensor_parallel_size, config.vllm.sync_with_ray, "openrlhf"
     address, size = ray.util.get_node_ip_address(), len(engines) * per_engine + 1
     with socket.socket() as free:
@@ -186,10 +190,10 @@ class SharedMemoryChannel:
 
 
 def send_buckets(policy: KitActor, channel: Channel, *, split: bool) -> None:
-    """Send what training has changed, a bucket at a time; every rank must call it.
+    """Send all weights changed by training, a bucket at a time; every rank must call it.
 
-    Of a model with adapters these are the merged weights of the adapted layers, and what it has in 4 bits, which is not
-    what the checkpoint holds; a frozen vision tower is the engines' own.
+    For a model with adapters these are the merged weights of the adapted layers, and its 4-bit weights, which differ from
+    the checkpoint. A frozen vision tower is not sent.
 
     Args:
         split: whether ranks hold parts of the weights by tensor parallelism.
@@ -224,7 +228,7 @@ def send_buckets(policy: KitActor, channel: Channel, *, split: bool) -> None:
 
 
 def buckets(groups: Sequence[StoredWeights], weights: Weights, *, limit: int) -> list[list[StoredWeights]]:
-    """Return groups in order, as many together as are within `limit` bytes; one that is larger is by itself."""
+    """Return groups in order, in buckets of at most `limit` bytes; a larger group has its own bucket."""
     found: list[list[StoredWeights]] = []
     room = 0
     for group in groups:
@@ -238,7 +242,7 @@ def buckets(groups: Sequence[StoredWeights], weights: Weights, *, limit: int) ->
 
 
 def _bytes_of(weight: torch.nn.Parameter) -> int:
-    """Return the bytes of a whole weight; ZeRO-3 keeps only a part here, and QLoRA four bits per number."""
+    """Return the bytes of a whole weight; ZeRO-3 holds only a part of it here, and QLoRA four bits per number."""
     if isinstance(weight, Params4bit):
         return weight.quant_state.shape.numel() * weight.quant_state.dtype.itemsize
     count = weight.ds_numel if hasattr(weight, "ds_numel") else weight.numel()
@@ -255,7 +259,7 @@ def _filled(weights: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, list[Wei
 
 
 def _merged(layer: LoraLayer | FrozenLinear4bit) -> torch.Tensor:
-    """Return the weight of a layer with an adapter, or of one in 4 bits, whole on every rank."""
+    """Return the whole weight of a layer with an adapter or in 4 bits, on every rank."""
     if isinstance(layer, FrozenLinear4bit):
         return layer.dequantized()
     # Without ZeRO-3 the weights are whole, and this does nothing.

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample.sampler import Sampler
 
-from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, opened, received_slots, weights_in
+from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, opened, weights_in
 from lmm_r1.host.openrlhf import WorkerWrap, get_physical_gpu_id
 
 
@@ -112,7 +112,7 @@ class BucketWeights(TokenBan, WorkerWrap):
 
     def receive_bucket(self, sent: Sequence[Sequence[Any]]) -> None:
         """Replace the weights of these slots by those that the trainer's rank 0 broadcasts."""
-        slots = received_slots(sent)
+        slots = [WeightSlot(*fields) for fields in sent]
         buffer = empty_buffer(slots, device=self.device)
         if self._model_update_with_ray:
             from ray.util import collective
@@ -129,7 +129,7 @@ class BucketWeights(TokenBan, WorkerWrap):
             handles: of the buffer of each GPU, by the GPU's identity.
         """
         buffer = opened(handles[get_physical_gpu_id()], device=self.device)
-        self._load(buffer, received_slots(sent))
+        self._load(buffer, [WeightSlot(*fields) for fields in sent])
         torch.cuda.synchronize()
 
     def _load(self, buffer: torch.Tensor, slots: Sequence[WeightSlot]) -> None:

@@ -274,10 +274,10 @@ def _environment(config: PPOConfig) -> Environment | None:
     """
     agent, path, settings = config.train.agent, config.train.agent_func_path, config.agent
     if path is not None:
-        if executes_itself(agent_class(path)) and (settings.thought.forces or settings.last_turn_regex):
+        if executes_itself(agent_class(path)) and settings.thought.forces:
             raise UserError(
-                f"--agent.thought.* and --agent.last_turn_regex have no effect: the executor of --train.agent_func_path {path} "
-                "requests its turns from the engine itself; leave them out"
+                f"--agent.thought.* has no effect: the executor of --train.agent_func_path {path} requests its turns from the "
+                "engine itself; leave it out"
             )
         return None
     assert agent is not None, "one of the two plays the episodes"

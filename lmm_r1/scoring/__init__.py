@@ -5,9 +5,9 @@ This module holds what all of them share: a response with its row, what gives it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, overload, runtime_checkable
+from typing import Protocol, overload
 
 from PIL import Image
 
@@ -50,49 +50,23 @@ class ScoredResponse:
     """None outside of a run."""
 
 
-class _Source(Protocol):
-    async def check_health(self) -> None: ...
+class Scorer(Protocol):
+    """A source of rewards."""
 
-    async def close(self) -> None: ...
-
-
-class ResponseSource(_Source, Protocol):
-    """Scores one response as soon as it is available; raises an error if there is no reward, and never returns without one."""
-
-    async def reward(
-        self,
-        *,
-        query: str,
-        prompt: str,
-        label: str,
-        response: str | None = None,
-        further: Mapping[str, object] | None = None,
-    ) -> Score: ...
-
-
-@runtime_checkable
-class RowSource(_Source, Protocol):
-    """Scores one response, like a `ResponseSource`, given everything that is known about it."""
-
-    async def reward_of(self, item: ScoredResponse) -> Score: ...
-
-
-@runtime_checkable
-class GroupSource(_Source, Protocol):
-    """Scores all responses to a prompt at once, in their order."""
-
-    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
-
-
-Scorer: TypeAlias = ResponseSource | RowSource | GroupSource
-
-
-@runtime_checkable
-class RowChecker(Protocol):
-    """A source that does not accept every row."""
+    one_by_one: bool
+    """Whether to score each response as soon as it is available, instead of all responses to a prompt together."""
 
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Raise UserError for the first row that cannot be scored."""
+
+    async def check_health(self) -> None:
+        """Start what is needed; raises UserError or RewardUnavailable if that fails."""
+
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        """Return the score of each response, in their order; raises an error instead of leaving out a reward."""
+
+    async def close(self) -> None:
+        """Release all resources."""
 
 
 def made_up(row: Row, text: str, *, moment: Moment | None = None) -> ScoredResponse:
@@ -159,15 +133,12 @@ def weighted(score: Score, weights: Sequence[WeightedPart], *, paid: Collection[
     for weight in weights:
         for factor in weight.factors:
             if factor not in score.parts:
-                raise UserError(_unknown(factor, score, location=location))
+                match = nearest(factor, known=score.parts)
+                raise UserError(
+                    f"{location}: {FLAG} names {factor}, but the parts of a response's reward are: "
+                    f"{', '.join(sorted(score.parts)) or 'none'}; {f'did you mean {match}?' if match else 'name one of them'}"
+                )
         reward += weight.earned(score.parts)
         if len(weight.factors) == 1 and weight.factors[0] in paid:
             reward -= score.parts[weight.factors[0]]
     return replace(score, reward=reward)
-
-
-def _unknown(name: str, score: Score, *, location: str) -> str:
-    known = ", ".join(sorted(score.parts)) or "none"
-    match = nearest(name, known=score.parts)
-    meant = f"did you mean {match}?" if match else "name one of them"
-    return f"{location}: {FLAG} names {name}, but the parts of a response's reward are: {known}; {meant}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from lmm_r1.config.rewards import RewardFunction
 from lmm_r1.data.messages import Row, TextPart, to_chat, to_json
@@ -42,33 +43,26 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RuntimeError)
 
 
-class FunctionProtocol(Protocol):
-    """How one kind of function is called, and how its result is read."""
-
-    name: str
-    calls_at_once: int | None
-    """How many threads may call it at a time; None calls it in the main thread."""
-    columns: frozenset[str]
-    """The columns that every row must have."""
-
-    def __call__(self, batch: Sequence[ScoredResponse]) -> Steps:
-        """Return one `Score` per response, in their order; yields what the function awaits."""
-
-
-class _UserFunction:
-    """A function with its settings and its parameters."""
+class FunctionProtocol(ABC):
+    """A function with its settings and its parameters: how it is called, and how its result is read."""
 
     columns: frozenset[str] = frozenset()
+    """The columns that every row must have."""
 
     def __init__(
         self, function: Callable[..., Any], *, name: str, settings: RewardFunction, calls_at_once: int | None
     ) -> None:
+        """Args: calls_at_once: how many threads may call it at a time; None calls it in the main thread."""
         self.calls_at_once = calls_at_once
         self._function = function
         self.name = name
         self._settings = settings
         self._parameters = list(inspect.signature(function).parameters.values())
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters)
+
+    @abstractmethod
+    def __call__(self, batch: Sequence[ScoredResponse]) -> Steps:
+        """Return one `Score` per response, in their order; yields what the function awaits."""
 
     def _required_of(self, parameters: Sequence[inspect.Parameter]) -> set[str]:
         """Return the parameters without a default and without a value in the settings."""
@@ -80,7 +74,7 @@ class _UserFunction:
         )
 
 
-class OpenRLHFFunction(_UserFunction):
+class OpenRLHFFunction(FunctionProtocol):
     """`reward_func(queries, prompts, labels)`, and further parameters by name.
 
     A function without further parameters is called as by OpenRLHF: with one response at a time and the prompt's text. With
@@ -90,15 +84,13 @@ class OpenRLHFFunction(_UserFunction):
 
     def __init__(self, function: Callable[..., Any], *, positional: bool = True, **settings: Any) -> None:
         super().__init__(function, **settings)
-        kinds = [parameter.kind for parameter in self._parameters]
-        taken = sum(
-            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
-        )
-        if positional and taken < len(OPENRLHF_PARAMETERS) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        try:
+            inspect.signature(function).bind_partial(*OPENRLHF_PARAMETERS if positional else ())
+        except TypeError as error:
             raise UserError(
                 f"{self._settings.told}: {self.name}{inspect.signature(function)} does not take queries, prompts and "
                 f"labels; {ACCEPTED}"
-            )
+            ) from error
         self._positional = positional
         named = self._parameters[len(OPENRLHF_PARAMETERS) :] if positional else self._parameters
         more = [parameter for parameter in named if parameter.kind not in _VARIADIC]
@@ -145,14 +137,12 @@ class OpenRLHFFunction(_UserFunction):
             for name in names
             if self._takes_all or name in asked
         }
-        return {**further, **self._moment(batch[0].moment), **self._settings.arguments}
-
-    def _moment(self, moment: Moment | None) -> dict[str, object]:
-        """Return the values that are the same for all responses, which are not lists."""
-        if moment is None:
-            return {name: None for name in _MOMENT_PARAMETERS if name in self._required}
-        wanted = self._required | self._optional
-        return {name: value for name, value in asdict(moment).items() if self._takes_all or name in wanted}
+        # Values that are the same for all responses are not lists; outside of a run, there are none.
+        moment = dict.fromkeys(self._required) if batch[0].moment is None else asdict(batch[0].moment)
+        same = {
+            name: moment[name] for name in _MOMENT_PARAMETERS if name in moment and (self._takes_all or name in asked)
+        }
+        return {**further, **same, **self._settings.arguments}
 
     def _scores(self, reply: Any, *, count: int) -> list[Score]:
         # OpenRLHF before 0.8 expected only the rewards.
@@ -175,7 +165,7 @@ class OpenRLHFFunction(_UserFunction):
         ]
 
 
-class EasyR1Function(_UserFunction):
+class EasyR1Function(FunctionProtocol):
     """`compute_score` for a list of dicts, or for one (`REWARD_TYPE = "sequential"`); or for responses and ground truths."""
 
     def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction, kind: object) -> None:
@@ -236,10 +226,10 @@ class EasyR1Function(_UserFunction):
         return list(reply)
 
     def _score(self, reply: Any) -> Score:
+        key = self._settings.score_key
         try:
             values = {str(name): float(value) for name, value in reply.items()}
             reward = values.pop(OVERALL)
-            key = self._settings.score_key
             score = reward if key in (None, OVERALL) else values[str(key)]
         except _UNREADABLE as error:
             raise self._refusal(f"{type(error).__name__}: {error}", reply) from error
@@ -276,7 +266,7 @@ def _numbers(values: Any, *, count: int, of: str = "") -> list[float]:
     return [float(item.item() if hasattr(item, "item") else item) for item in listed]
 
 
-class _NamedFunction(_UserFunction):
+class _NamedFunction(FunctionProtocol):
     """A function that is called with keyword arguments."""
 
     own_names: ClassVar[frozenset[str]]
@@ -314,7 +304,14 @@ class TRLFunction(_NamedFunction):
         rows = [item.row for item in batch]
         values: dict[str, object] = {name: [row.columns.get(name) for row in rows] for name in rows[0].columns}
         values |= {
-            "prompts": [_text_of(row) if row.text_prompt else to_chat(row.messages) for row in rows],
+            "prompts": [
+                (
+                    "".join(part.text for part in row.messages[-1].parts if isinstance(part, TextPart))
+                    if row.text_prompt
+                    else to_chat(row.messages)
+                )
+                for row in rows
+            ],
             COMPLETIONS: [
                 item.response if item.row.text_prompt else [{"role": "assistant", "content": item.response}]
                 for item in batch
@@ -333,10 +330,6 @@ class TRLFunction(_NamedFunction):
         if len(rewards) != len(batch):
             raise self._unusable(f"{len(rewards)} rewards", reply, wanted=wanted)
         return [Score.of_reply(reward=reward, score=reward, extra_logs={}) for reward in rewards]
-
-
-def _text_of(row: Row) -> str:
-    return "".join(part.text for part in row.messages[-1].parts if isinstance(part, TextPart))
 
 
 class VerlFunction(_NamedFunction):

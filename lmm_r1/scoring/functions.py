@@ -1,4 +1,4 @@
-"""Rewards by a user's Python function: it runs in a process of its own, for whole groups, within a deadline."""
+"""Rewards by a user's Python function, which runs in its own process, for whole groups, with a deadline."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ _USERS_MODULES = (MODULE_NAME, "__main__")
 
 
 class FunctionScorer:
-    """A function that runs in a process of its own: one call for all responses to one prompt."""
+    """A function in its own process, called once for all responses to a prompt."""
+
+    one_by_one = False
 
     def __init__(self, function: RewardFunction, *, given: Callable[..., Any] | None = None) -> None:
         """Import the file, or take the function itself; raises UserError if it cannot be used.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from typing_extensions import Self
 
@@ -13,9 +15,10 @@ from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
+from lmm_r1.scoring import ScoredResponse
 from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, SentSample
 from remote_rm.service.pool import BlockingPool
-from remote_rm.verifier import Item, NotReady, Score
+from remote_rm.verifier import Item, NotReady, PoolUnavailable, Score
 
 JUDGE_SECONDS = 5.0
 
@@ -26,10 +29,12 @@ class ResponseScorer(Protocol):
 
 
 class VerifierJudge:
-    """Scores by a verifier; usable inside `with VerifierJudge(...)`.
+    """Scores by a verifier, in `with VerifierJudge(...)`, or for training, which awaits `rewards`.
 
     Its worker processes are killed at a time limit, so that no response can hang a command.
     """
+
+    one_by_one = False
 
     def __init__(
         self, verifier_name: str, *, workers: int, item_timeout_seconds: float, flag: str = "--reward"
@@ -41,23 +46,30 @@ class VerifierJudge:
             flag: the flag that names the verifier, for messages.
         """
         self.name = verifier_name
-        self.told = f"{flag} {verifier_name}"
+        self._told = f"{flag} {verifier_name}"
         self.verifier = verifier_from(verifier_name, flag=flag)
         self._pool = BlockingPool(self.verifier, workers=workers, item_timeout_seconds=item_timeout_seconds)
+        self._starting = threading.Lock()
+        self._started = False
 
     def __enter__(self) -> Self:
         """Start the workers; raises RuntimeError if one does not start, UserError if a judge is not available."""
-        try:
-            self._pool.start()
-        except NotReady as error:
-            raise UserError(str(error)) from error
+        with self._starting:
+            if not self._started:
+                try:
+                    self._pool.start()
+                except NotReady as error:
+                    raise UserError(str(error)) from error
+                self._started = True
         return self
 
     def __exit__(self, *raised: object) -> None:
         """End the workers, even while they judge."""
-        self._pool.stop()
+        if self._started:
+            self._pool.stop()
+            self._started = False
 
-    def check_labels(self, rows: Sequence[Row]) -> None:
+    def check_rows(self, rows: Sequence[Row]) -> None:
         """Raise UserError for the first row whose answer the verifier does not accept as a label."""
         for row in rows:
             try:
@@ -71,14 +83,29 @@ class VerifierJudge:
 
     def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return one score per response; raises UserError for a row whose answer the verifier does not accept."""
-        self.check_labels([row])
-        prompt = to_json(row.messages)
-        return self.judge(
-            [
-                Item(prompt=prompt, response=one.text, label=row.answer, image_scales=one.image_scales)
-                for one in responses
-            ]
-        )
+        self.check_rows([row])
+        return self.judge([_item(row, response=one.text, image_scales=one.image_scales) for one in responses])
+
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        """Return the score of each response, in their order; raises UserError if the workers do not start."""
+        items = [_item(one.row, response=one.response, image_scales=one.image_scales) for one in batch]
+        try:
+            scores = await asyncio.to_thread(lambda: self.__enter__().judge(items))
+        except PoolUnavailable as error:
+            raise UserError(f"{self._told}: {error}") from error
+        return [replace(score, parts=score.parts | {"timed_out": float(score.timed_out)}) for score in scores]
+
+    async def check_health(self) -> None:
+        """Start the workers; raises UserError if a model that judges is not available."""
+        await asyncio.to_thread(self.__enter__)
+
+    async def close(self) -> None:
+        """End the workers."""
+        await asyncio.to_thread(self.__exit__)
+
+
+def _item(row: Row, *, response: str, image_scales: tuple[tuple[float, float], ...]) -> Item:
+    return Item(prompt=to_json(row.messages), response=response, label=row.answer, image_scales=image_scales)
 
 
 class RewardModelScorer:
@@ -94,13 +121,19 @@ class RewardModelScorer:
         normalize: bool,
         trust_remote_code: bool,
     ) -> None:
+        """Args: dtype: as PyTorch names it; `auto` is the checkpoint's own, else fp32."""
+        import torch
+
         from lmm_r1.config.ppo import PPODeepSpeedConfig
         from lmm_r1.lmm_kits import Checkpoint
+        from lmm_r1.models.loading import DTYPES
         from lmm_r1.scoring.reward_model import RewardModel
 
+        config = Checkpoint(path, trust_remote_code=trust_remote_code).config
+        wanted = config.dtype if dtype == "auto" else getattr(torch, dtype)
         self._model = RewardModel(
             path,
-            dtype=_param_dtype(dtype, config=Checkpoint(path, trust_remote_code=trust_remote_code).config),
+            dtype=next((name for name, known in DTYPES.items() if known == wanted), "fp32"),
             max_len=max_len,
             max_batch_tokens=max_batch_tokens,
             value_head_prefix=PPODeepSpeedConfig.value_head_prefix,
@@ -121,16 +154,6 @@ class RewardModelScorer:
             if not math.isfinite(reward):
                 raise UserError(f"{row.location}: {self._path} gives the reward {reward}; is the checkpoint complete?")
         return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
-
-
-def _param_dtype(name: str, *, config: Any) -> str:
-    """Return the precision that `name` means in `--ds.param_dtype`; `auto` is the checkpoint's own, else fp32."""
-    import torch
-
-    from lmm_r1.models.loading import DTYPES
-
-    dtype = config.dtype if name == "auto" else getattr(torch, name)
-    return next((short for short, known in DTYPES.items() if known == dtype), "fp32")
 
 
 class RemoteScorer:
@@ -154,13 +177,14 @@ class RemoteScorer:
         try:
             self._loop.run_until_complete(self._client.check_health())
         except RewardUnavailable as error:
-            self._close()
+            self.__exit__()
             raise UserError(f"{self._flag}: {error}") from error
         return self
 
     def __exit__(self, *raised: object) -> None:
         """Close the connections."""
-        self._close()
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
 
     def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return one score per response.
@@ -182,10 +206,6 @@ class RemoteScorer:
             return self._loop.run_until_complete(self._client.reward_batch(samples))
         except RewardRefused as error:
             raise UserError(f"{row.location}: {error}") from error
-
-    def _close(self) -> None:
-        self._loop.run_until_complete(self._client.close())
-        self._loop.close()
 
 
 def query_of(prompt: str, response: Completion) -> str:

@@ -8,8 +8,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardItem:
     """One sample as it was sent."""
@@ -37,12 +41,6 @@ class RewardItem:
     label: str
 
 
-logger = logging.getLogger(__name__)
-
-READERS = 4
-"""Threads that parse prompts and fetch images, to not block the event loop or the model."""
-
-
 @dataclass(kw_only=True, eq=False)
 class _QueuedSample:
     item: RewardItem
@@ -50,18 +48,15 @@ class _QueuedSample:
     """The sample's place in its request."""
     row: Row | None
     """None for a sample that is text."""
-    score: asyncio.Future[Score]
     sample: EncodedSample | None = None
-
-
-Outcome = tuple[_QueuedSample, "Score | Exception"]
+    score: Future[Score] = field(default_factory=Future)
 
 
 class RewardModelJudge:
     """Scores samples in the order of arrival, as many at a time as a batch holds tokens.
 
-    Belongs to the event loop in which `start` ran. One thread loads the model and uses it, because PyTorch gives each
-    computing thread its own threads, which would compete on a CPU.
+    One thread loads the model and uses it, because PyTorch gives each computing thread its own threads, which would
+    compete on a CPU.
     """
 
     name = "reward_model"
@@ -70,114 +65,67 @@ class RewardModelJudge:
     def __init__(self, load: Callable[[], RewardModel], *, media: MediaAccess) -> None:
         """Load the model; raises its errors."""
         self.counts = JudgeCounts()
-        self._media = media
-        self._model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward model")
-        self._model = self._model_thread.submit(load).result()
-        self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="prompt reader")
-        self._queue: deque[_QueuedSample] = deque()
-        self._open: set[_QueuedSample] = set()
-        self._reading = 0
-        self._computing: asyncio.Task[None] | None = None
-        self._has_jobs = asyncio.Event()
-
-    @property
-    def waiting(self) -> int:
+        self.waiting = 0
         """The number of samples that have no score yet."""
-        return self._reading + len(self._open)
+        self._media = media
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward model")
+        self._model = self._thread.submit(load).result()
+        self._queue: deque[_QueuedSample] = deque()
 
     async def start(self) -> None:
-        """Start computing."""
-        self._computing = asyncio.get_running_loop().create_task(self._compute())
+        """Do nothing: the model was loaded."""
 
     async def stop(self) -> None:
-        """Stop after the current batch; `judge` raises PoolUnavailable for unanswered samples."""
-        assert self._computing is not None
-        self._computing.cancel()
-        self._computing = None
-        for job in self._open:
-            if not job.score.done():
-                job.score.set_exception(PoolUnavailable("the server was stopped"))
-        self._readers.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._model_thread.shutdown)
+        """Stop after the current batch; `judge` raises PoolUnavailable for samples that still wait."""
+        while self._queue:
+            self._settle(self._queue.popleft(), PoolUnavailable("the server was stopped"))
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def judge(self, items: Sequence[RewardItem]) -> list[Score]:
         """Return the scores in the items' order; cancelling it frees what still waits.
 
         Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable if the server stops.
         """
-        if self._computing is None:
-            raise RuntimeError("the judge is not running; call start() first")
         self.counts.items += len(items)
-        jobs = await self._read(items)
-        self._open.update(jobs)
-        self._queue.extend(jobs)
-        self._has_jobs.set()
+        self.waiting += len(items)
+        jobs: list[_QueuedSample] = []
         try:
-            return list(await asyncio.gather(*(job.score for job in jobs)))
-        finally:
-            for job in jobs:
-                job.score.cancel()
-                self._open.discard(job)
-
-    async def _read(self, items: Sequence[RewardItem]) -> list[_QueuedSample]:
-        loop = asyncio.get_running_loop()
-        self._reading += len(items)
-        try:
-            places = await loop.run_in_executor(self._readers, self._rows_of, items)
+            # Fetching images must not block the event loop or the model.
+            jobs += await asyncio.to_thread(self._read, items)
+            self._queue.extend(jobs)
+            self._thread.submit(self._score_queue)
+            return list(await asyncio.gather(*(asyncio.wrap_future(job.score) for job in jobs)))
         except UserError as error:
             self.counts.failed += 1
             raise UnusableItem(str(error)) from error
         finally:
-            self._reading -= len(items)
-        return [
-            _QueuedSample(item=item, place=place, row=row, score=loop.create_future())
-            for item, (place, row) in zip(items, places, strict=True)
-        ]
+            self.waiting -= len(items)
+            for job in jobs:
+                job.score.cancel()
 
-    def _rows_of(self, items: Sequence[RewardItem]) -> list[tuple[str, Row | None]]:
-        """Return each sample's place in its request and its row; a prompt that several samples share is read once."""
+    def _read(self, items: Sequence[RewardItem]) -> list[_QueuedSample]:
+        """Return the samples with their rows; a prompt that several samples share is read once."""
         rows: dict[str, Row | None] = {}
-        places: list[tuple[str, Row | None]] = []
+        jobs: list[_QueuedSample] = []
         for index, item in enumerate(items):
             place = f"prompts[{index}]"
-            if item.response is None:
-                places.append((f"query[{index}]", None))
-                continue
-            if item.prompt not in rows:
+            if item.response is not None and item.prompt not in rows:
                 rows[item.prompt] = self._media.row_of(item.prompt, location=place)
-            row = rows[item.prompt]
-            places.append((f"query[{index}]", None) if row is None else (place, replace(row, location=place)))
-        return places
+            row = None if item.response is None else rows[item.prompt]
+            if row is None:
+                jobs.append(_QueuedSample(item=item, place=f"query[{index}]", row=None))
+            else:
+                jobs.append(_QueuedSample(item=item, place=place, row=replace(row, location=place)))
+        return jobs
 
-    async def _compute(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._has_jobs.wait()
-            self._has_jobs.clear()
-            while self._queue:
-                for job, outcome in await loop.run_in_executor(self._model_thread, self._next_batch):
-                    self._settle(job, outcome)
+    def _score_queue(self) -> None:
+        """Score all waiting samples, in the model's thread."""
+        while batch := self._next_batch():
+            self._score(batch)
 
-    def _settle(self, job: _QueuedSample, outcome: Score | Exception) -> None:
-        if isinstance(outcome, Score) and not math.isfinite(outcome.reward):
-            outcome = UnusableItem(
-                f"{job.place}: the reward model gives {outcome.reward} for it, which is not a reward"
-            )
-        if isinstance(outcome, Score):
-            self.counts.worker += 1
-        else:
-            self.counts.failed += 1
-        if job.score.done():
-            return
-        if isinstance(outcome, Score):
-            job.score.set_result(outcome)
-        else:
-            job.score.set_exception(outcome)
-
-    def _next_batch(self) -> list[Outcome]:
-        """Encode waiting samples until a batch is full, and score them; runs in the model's thread, never raises."""
+    def _next_batch(self) -> list[_QueuedSample]:
+        """Encode waiting samples until a batch is full."""
         batch: list[_QueuedSample] = []
-        outcomes: list[Outcome] = []
         prompts: dict[str, EncodedPrompt] = {}
         tokens = 0
         while self._queue:
@@ -188,19 +136,20 @@ class RewardModelJudge:
             try:
                 job.sample = job.sample or self._encoded(job, prompts)
             except UserError as error:
-                outcomes.append((job, UnusableItem(_placed(str(error), place=job.place))))
+                said = str(error)
+                self._settle(job, UnusableItem(said if said.startswith(job.place) else f"{job.place}: {said}"))
                 continue
             except Exception as error:
                 # A fault of this service: report it to the request, and continue with the others.
                 logger.exception("%s cannot be encoded", job.place)
-                outcomes.append((job, error))
+                self._settle(job, error)
                 continue
             if batch and tokens + len(job.sample.token_ids) > self._model.max_batch_tokens:
                 self._queue.appendleft(job)
                 break
             batch.append(job)
             tokens += len(job.sample.token_ids)
-        return outcomes + self._scored(batch)
+        return batch
 
     def _encoded(self, job: _QueuedSample, prompts: dict[str, EncodedPrompt]) -> EncodedSample:
         item = job.item
@@ -212,17 +161,33 @@ class RewardModelJudge:
         ending = self._model.known_ending(ending_of(item.query, response=item.response))
         return self._model.encode(job.row, item.response, ending=ending, prompt=prompts[item.prompt])
 
-    def _scored(self, batch: Sequence[_QueuedSample]) -> list[Outcome]:
-        samples = [job.sample for job in batch if job.sample is not None]
+    def _score(self, batch: Sequence[_QueuedSample]) -> None:
         try:
-            scores = [Score(reward=reward, score=reward, parts={}) for reward in self._model.score(samples)]
-            return list(zip(batch, scores, strict=True))
+            rewards = self._model.score([job.sample for job in batch if job.sample is not None])
         except Exception as error:
             # One sample may be too large for the machine; it must not make those of other requests fail.
             logger.exception("a batch of %d samples failed", len(batch))
             if len(batch) == 1:
-                return [(batch[0], error)]
-        return [outcome for job in batch for outcome in self._scored([job])]
+                self._settle(batch[0], error)
+            else:
+                for job in batch:
+                    self._score([job])
+            return
+        for job, reward in zip(batch, rewards, strict=True):
+            if math.isfinite(reward):
+                self._settle(job, Score(reward=reward, score=reward, parts={}))
+            else:
+                said = f"{job.place}: the reward model gives {reward} for it, which is not a reward"
+                self._settle(job, UnusableItem(said))
+
+    def _settle(self, job: _QueuedSample, outcome: Score | Exception) -> None:
+        with suppress(InvalidStateError):  # nobody waits any more
+            if isinstance(outcome, Score):
+                self.counts.worker += 1
+                job.score.set_result(outcome)
+            else:
+                self.counts.failed += 1
+                job.score.set_exception(outcome)
 
 
 def items_of_request(request: RewardRequest) -> list[RewardItem]:
@@ -234,10 +199,6 @@ def items_of_request(request: RewardRequest) -> list[RewardItem]:
             request.query, request.prompts, responses, request.labels, strict=True
         )
     ]
-
-
-def _placed(sentence: str, *, place: str) -> str:
-    return sentence if sentence.startswith(place) else f"{place}: {sentence}"
 
 
 def create_app(

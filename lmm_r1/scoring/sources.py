@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,64 +26,18 @@ from lmm_r1.config.rewards import (
     verifier_from,
 )
 from lmm_r1.data.images import encoded_image
-from lmm_r1.data.messages import Row, TextPart, images_of, to_json
+from lmm_r1.data.messages import Row, images_of, to_json
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
-from lmm_r1.scoring import ScoredResponse, Scorer
+from lmm_r1.scoring import ScoredResponse, Scorer, made_up
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from remote_rm.client import RewardClient
-from remote_rm.verifier import Item, PoolUnavailable, Score
+from remote_rm.verifier import Score
 
 # Per engine: one answer takes a millisecond, an expression that must be simplified up to a second.
 MOST_WORKERS = 4
 _ROWS_AT_ONCE = 64
-
-
-class VerifierScorer:
-    """A verifier that is given all responses to one prompt at once; its workers start with the first of them."""
-
-    def __init__(self, judge: VerifierJudge) -> None:
-        self._judge = judge
-        self._starting = threading.Lock()
-        self._started = False
-
-    def check_rows(self, rows: Sequence[Row]) -> None:
-        """Raise UserError for the first row whose answer the verifier does not accept."""
-        self._judge.check_labels(rows)
-
-    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        """Return the score of each response, in their order; raises UserError if the workers do not start."""
-        prompt = to_json(batch[0].row.messages)
-        items = [
-            Item(prompt=prompt, response=item.response, label=item.row.answer, image_scales=item.image_scales)
-            for item in batch
-        ]
-        return await asyncio.to_thread(self._judged, items)
-
-    def _judged(self, items: Sequence[Item]) -> list[Score]:
-        self._start()
-        try:
-            scores = self._judge.judge(items)
-        except PoolUnavailable as error:
-            raise UserError(f"{self._judge.told}: {error}") from error
-        return [replace(score, parts=score.parts | {"timed_out": float(score.timed_out)}) for score in scores]
-
-    def _start(self) -> None:
-        with self._starting:
-            if not self._started:
-                self._judge.__enter__()
-                self._started = True
-
-    async def check_health(self) -> None:
-        """Start the workers; raises UserError if a model that judges is not available."""
-        await asyncio.to_thread(self._start)
-
-    async def close(self) -> None:
-        """End the workers."""
-        if self._started:
-            await asyncio.to_thread(self._judge.__exit__, None, None, None)
-            self._started = False
 
 
 def sum_of(listed: Sequence[ListedReward], scores: Sequence[Score]) -> Score:
@@ -107,7 +60,9 @@ def sum_of(listed: Sequence[ListedReward], scores: Sequence[Score]) -> Score:
 class WeightedScorer:
     """The weighted sum of verifiers and functions; the first one says what is right."""
 
-    def __init__(self, parts: Sequence[ListedReward], sources: Sequence[VerifierScorer | FunctionScorer]) -> None:
+    one_by_one = False
+
+    def __init__(self, parts: Sequence[ListedReward], sources: Sequence[VerifierJudge | FunctionScorer]) -> None:
         self._parts, self._sources = parts, sources
 
     def check_rows(self, rows: Sequence[Row]) -> None:
@@ -140,7 +95,7 @@ def make_scorer(reward: RewardConfig, *, given: GivenFunctions | None = None) ->
     if functions := reward_functions(reward):
         return _with_functions(str(reward.remote_url), functions[0], judge=judge, given=given)
     if (verifier := named_verifier(reward)) is not None:
-        return VerifierScorer(judge(verifier))
+        return judge(verifier)
     assert reward.remote_url is not None, "only runs with a reward service have a scorer"
     if not any(sign in reward.remote_url for sign in "/.:"):
         # Neither an address nor a file: a mistyped verifier.
@@ -149,7 +104,7 @@ def make_scorer(reward: RewardConfig, *, given: GivenFunctions | None = None) ->
         client = RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)
     except ValueError as error:
         raise UserError(f"--reward.remote_url: {error}") from error
-    return RowClient(client, fields=reward.request_fields) if reward.request_fields else client
+    return RowClient(client, fields=reward.request_fields)
 
 
 def _with_functions(
@@ -162,9 +117,7 @@ def _with_functions(
         return FunctionScorer(own, given=None if own.path or given is None else given.get(str(own.name)))
 
     listed = reward_list(spec, flag=settings.flag)
-    sources = [
-        function(one.source) if is_function(one.source) else VerifierScorer(judge(one.source)) for one in listed
-    ]
+    sources = [function(one.source) if is_function(one.source) else judge(one.source) for one in listed]
     return WeightedScorer(listed, sources) if listed else function(spec)
 
 
@@ -194,7 +147,7 @@ class SourceJudge:
         asyncio.run(self._source.close())
         self._ended = True
 
-    def check_labels(self, rows: Sequence[Row]) -> None:
+    def check_rows(self, rows: Sequence[Row]) -> None:
         """Raise UserError for the first row that cannot be scored, and if that of an empty response fails."""
         self._source.check_rows(rows)
         self.score_groups([(rows[0], [Completion(text="", num_tokens=1, finish_reason="stop")])])
@@ -223,16 +176,8 @@ class SourceJudge:
         return [one for at in starts for one in asyncio.run(outcomes_of(groups[at : at + _ROWS_AT_ONCE]))]
 
     async def _outcome(self, row: Row, responses: Sequence[Completion]) -> list[Score] | UserError:
-        prompt = "\n".join(part.text for turn in row.messages for part in turn.parts if isinstance(part, TextPart))
         batch = [
-            ScoredResponse(
-                row=row,
-                prompt=prompt,
-                query=prompt + one.text,
-                response=one.text,
-                num_tokens=one.num_tokens,
-                image_scales=one.image_scales,
-            )
+            replace(made_up(row, one.text), num_tokens=one.num_tokens, token_ids=(), image_scales=one.image_scales)
             for one in responses
         ]
         try:
@@ -260,11 +205,13 @@ def make_judge(
 
 
 class RowClient:
-    """Scores one response at a time over HTTP, and sends the fields that `--reward.request_fields` names.
+    """Scores one response at a time over HTTP, with the fields of `--reward.request_fields`.
 
     `columns`: `columns` (a JSON object) and `datasources`. `images`: `images`, base64 text of each as it is stored.
     `step`: `steps` and `held_out`. Each key holds a list with one entry per response, as in OpenRLHF.
     """
+
+    one_by_one = True
 
     def __init__(self, client: RewardClient, *, fields: Sequence[RequestField]) -> None:
         self._client = client
@@ -284,15 +231,18 @@ class RowClient:
                         f"JSON cannot represent it ({error}); change or drop it, or omit columns"
                     ) from error
 
-    async def reward_of(self, item: ScoredResponse) -> Score:
-        """Return the reward of a response; raises RewardUnavailable, and UserError for an image that cannot be read."""
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        """Return the rewards; raises RewardUnavailable, and UserError for an image that cannot be read."""
+        return await asyncio.gather(*map(self._reward, batch))
+
+    async def _reward(self, item: ScoredResponse) -> Score:
         return await self._client.reward(
             query=item.query,
             prompt=to_json(item.row.messages),
             label=item.row.answer,
             response=item.response,
-            # Reading files must not block the engine's event loop.
-            further=await asyncio.to_thread(self._further, item),
+            # Reading image files must not block the engine's event loop.
+            further=await asyncio.to_thread(self._further, item) if "images" in self._fields else self._further(item),
         )
 
     async def check_health(self) -> None:

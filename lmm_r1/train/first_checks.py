@@ -18,7 +18,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.host.checkpoint_folder import DELETING, SAVING
 from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
-from lmm_r1.scoring import Moment, RowChecker, made_up
+from lmm_r1.scoring import Moment, made_up
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.sources import WeightedScorer, make_scorer
 from remote_rm.client import RewardUnavailable
@@ -122,8 +122,7 @@ def check_reward(config: PPOConfig, rows: Sequence[Row], *, given: GivenFunction
     async def check() -> None:
         scorer = make_scorer(config.reward, given=given)
         try:
-            if isinstance(scorer, RowChecker):
-                scorer.check_rows(rows)
+            scorer.check_rows(rows)
             if called and not isinstance(scorer, FunctionScorer | WeightedScorer):
                 return
             await scorer.check_health()

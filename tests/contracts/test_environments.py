@@ -19,7 +19,6 @@ LEVEL = "#####\n#@$.#\n#####"
 ROWS: dict[str, Row] = {
     "sokoban": row_of(state=LEVEL),
     "sokoban-plan": row_of(state=LEVEL),
-    "double-check": row_of(answer="3"),
 }
 
 

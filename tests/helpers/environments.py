@@ -278,6 +278,5 @@ CASES: dict[str, Case] = {
         turn=_acts,
     ),
     "single": Case(environment=lambda images: load_environment("single"), asked=_answer, turn=_said),
-    "double-check": Case(environment=lambda images: load_environment("double-check"), asked=_answer, turn=_said),
 }
 """By the environment's name, behind which a variant may stand."""

@@ -12,7 +12,7 @@ from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.engine import EpisodeSettings
+from lmm_r1.generation.engine import EpisodeSettings, end_tasks
 from lmm_r1.generation.episode_engine import EpisodeEngine
 from lmm_r1.generation.vllm_engine import VllmEngine
 
@@ -101,14 +101,9 @@ class TalkingVllm(VllmEngine):
         self.engine, self.guesses, self.responses = TalkingEngine(says), False, 256
         self._loop = asyncio.new_event_loop()
         self._beside = ThreadPoolExecutor(max_workers=1)
-        self.turns = 0
-
-    def _turn(self, **settings: Any) -> None:
-        self.turns += 1
-        super()._turn(**settings)
 
     def close(self) -> None:
-        self._end(asyncio.all_tasks(self._loop))
+        end_tasks(self._loop, asyncio.all_tasks(self._loop))
         self._loop.close()
 
 

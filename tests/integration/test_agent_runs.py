@@ -1,7 +1,6 @@
 """Reinforcement learning on episodes through the command, on real Ray, DeepSpeed and vLLM, with a user's environment."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -240,21 +239,11 @@ def test_a_policy_is_trained_on_episodes_of_an_environment(
             assert shown.size == (56, 28)
 
 
-# The same, but that the last turn is to be a number.
-CONSTRAINED = ENVIRONMENT.replace(
-    "import Answered, Environment, Episode", "import Answered, Environment, Episode, TurnOptions"
-)
-CONSTRAINED = CONSTRAINED.replace(
-    'counts={"looks": 1})',
-    'counts={"looks": 1}, options=TurnOptions(regex="[0-9]{1,3}") if turn.number == self.looks - 1 else TurnOptions())',
-)
-
-
 def metrics_of(tmp_path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_branches_are_computed_once_as_far_as_they_go_together_and_last_turns_of_a_given_form_are_trained_around(
+def test_branches_are_computed_once_as_far_as_they_go_together(
     tiny_checkpoint: Callable[[str], Path], tmp_path, own_environment, new_process_group
 ):
     samples = 4
@@ -265,11 +254,9 @@ def test_branches_are_computed_once_as_far_as_they_go_together_and_last_turns_of
             tmp_path,
             tiny_checkpoint("qwen2_5_vl"),
             *(*branching, "--train.batch_size", batch, "--logger.rollouts_per_step", batch),
-            environment=CONSTRAINED,
         )
     )
     metrics = metrics_of(tmp_path)
-    # The engine's log-probs of the last turn are those among digits alone, nats away from the trainer's.
     assert 0 < metrics[0]["mismatch/mean"] < 1e-4
     assert metrics[0]["mismatch/max"] < 1e-3
     for line in metrics:
@@ -282,7 +269,6 @@ def test_branches_are_computed_once_as_far_as_they_go_together_and_last_turns_of
     begun = Counter(json.dumps([line["step"], line["said"][:4]]) for line in rollouts)
     assert set(begun.values()) <= {2, 4}
     assert len(rollouts) == STEPS * PROMPTS * samples
-    assert all(re.fullmatch("[0-9]{1,3}", line["response"]) for line in rollouts)
 
 
 @pytest.mark.parametrize(

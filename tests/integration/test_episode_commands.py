@@ -33,6 +33,8 @@ class Looks(Environment):
     name = "looks"
     rewards = ("odd",)
     counts = ("looks",)
+    # An untrained model does not end a turn by itself.
+    stops = tuple("aeiou")
 
     def begin(self, row, *, seed):
         return Look(row, seed)
@@ -88,10 +90,6 @@ def folder(tmp_path: Path, engine: backends.Engine, monkeypatch: pytest.MonkeyPa
         yield tmp_path
 
 
-# What was cut off is not selected, and a model that knows nothing ends no turn by itself.
-ENDS = {"agent_max_turns": 3, "agent_last_turn_regex": "[a-z]{1,3}"}
-
-
 def values(model: Path, /, **changes: object) -> dict[str, object]:
     given = {"agent": "looks.py", "dtype": "float32", "max_model_len": 512, "max_new_tokens": 8, "temperature": 1}
     return {**given, **changes}
@@ -132,7 +130,7 @@ def test_an_evaluation_plays_episodes_and_repeated_it_is_the_same(folder, model,
 
 def test_batch_inference_writes_trajectories_that_a_stop_changes_nothing_of(folder, model, monkeypatch):
     def job(output: str, **changes: object) -> list[dict]:
-        given = values(model, model=model, data="rows.jsonl", output=output, n_samples=3, **ENDS, **changes)
+        given = values(model, model=model, data="rows.jsonl", output=output, n_samples=3, **changes)
         assert ended(batch_inference.main, flags(given)) == 3
         lines = (folder / output).read_text().splitlines()
         return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
@@ -159,7 +157,7 @@ def test_batch_inference_writes_trajectories_that_a_stop_changes_nothing_of(fold
 
     with monkeypatch.context() as patch:
         patch.setattr(batch_run.RowLog, "append", stopped)
-        given = values(model, model=model, data="rows.jsonl", output="cut/out.jsonl", n_samples=3, **ENDS)
+        given = values(model, model=model, data="rows.jsonl", output="cut/out.jsonl", n_samples=3)
         assert ended(batch_inference.main, flags(given)) == 130
     assert len(lines) == 1
     again = job("cut/out.jsonl")

@@ -62,11 +62,11 @@ def test_a_judge_may_be_entered_again():
 
 def test_a_label_that_the_verifier_refuses_is_told_with_its_row():
     judge = VerifierJudge("math", workers=1, item_timeout_seconds=1.0)
-    judge.check_labels([row("2")])
+    judge.check_rows([row("2")])
     with pytest.raises(
         UserError, match=r"^rows.jsonl line 3: math cannot judge by this row's answer: the gold answer"
     ):
-        judge.check_labels([row("2"), row("$$")])
+        judge.check_rows([row("2"), row("$$")])
 
 
 def test_a_language_model_is_asked_about_what_the_rule_does_not_take_for_right(tmp_path):

@@ -12,7 +12,7 @@ from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import trained_reading
-from lmm_r1.scoring import GroupSource, RowChecker, ScoredResponse
+from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import MOST_WORKERS, make_scorer
 from remote_rm.verifier import Score
 
@@ -36,7 +36,6 @@ def test_the_scores_of_a_group_are_the_verifiers_and_its_workers_end_with_it():
 
     async def scored() -> tuple[list[Score], int]:
         scorer = make_scorer(RewardConfig(remote_url="composition:math=1.0,format=0.5"))
-        assert isinstance(scorer, GroupSource)
         said = [f"{THOUGHT}<answer>2/3</answer>", "<answer>2/3</answer>", f"{THOUGHT}<answer>3/2</answer>", ""]
         try:
             return await scorer.rewards([given(text, of=row("\\frac{2}{3}")) for text in said]), children()
@@ -53,7 +52,6 @@ def test_the_scores_of_a_group_are_the_verifiers_and_its_workers_end_with_it():
 
 def test_a_label_that_it_cannot_judge_by_and_an_unknown_setting_are_told_with_the_flag():
     scorer = make_scorer(RewardConfig(remote_url="exact"))
-    assert isinstance(scorer, RowChecker)
     with pytest.raises(UserError, match="^rows.jsonl line 1: exact cannot judge by this row's answer"):
         scorer.check_rows([row("seven"), row(" ")])
     with pytest.raises(UserError, match="^--reward.remote_url list:shuffled: list has no setting 'shuffled'"):

@@ -21,7 +21,7 @@ def read(text):
         ('<think>There.</think><grounding>{"bbox_2d": [0, 0, 1, 1], "source": "original_image"}</grounding>', CROP),
         # Thoughts may speak of the tag, and what stands behind a call belongs to nothing.
         (
-            'I use <grounding> now: <grounding>{"bbox_2d": [0,0,1,1], source: original_image}</grounding></grounding>',
+            'I use <grounding> now: <grounding>{"bbox_2d": [0,0,1,1], "source": "original_image"}</grounding></grounding>',
             CROP,
         ),
         (

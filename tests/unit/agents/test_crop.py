@@ -76,7 +76,7 @@ def test_absolute_boxes_are_of_the_image_as_it_is_shown():
     )
     tool = crop_tool(coordinates="absolute")
     assert corners(cut(images, tool, bbox_2d=[50, 25, 100, 50])) == ((100, 50), (100, 50, 7), (199, 99, 7))
-    with pytest.raises(BadCall, match="reaches out of the image: x must lie between 0 and 120$"):
+    with pytest.raises(BadCall, match="extends beyond the image: x must lie between 0 and 120$"):
         cut(images, tool, bbox_2d=[50, 25, 121, 50])
 
 
@@ -115,15 +115,15 @@ def test_a_box_is_of_the_upright_image():
         ({"bbox_2d": [0.1, 0.2, 0.1, 0.6]}, "bbox_2d [0.1, 0.2, 0.1, 0.6] is empty: x0 and x1 are equal"),
         (
             {"bbox_2d": [-0.1, 0.2, 0.5, 0.6]},
-            "bbox_2d [-0.1, 0.2, 0.5, 0.6] reaches out of the image: x must lie between 0 and 1",
+            "bbox_2d [-0.1, 0.2, 0.5, 0.6] extends beyond the image: x must lie between 0 and 1",
         ),
         (
             {"bbox_2d": [10, 0.2, 0.5, 0.6]},
-            "bbox_2d [10.0, 0.2, 0.5, 0.6] reaches out of the image: x must lie between 0 and 1",
+            "bbox_2d [10.0, 0.2, 0.5, 0.6] extends beyond the image: x must lie between 0 and 1",
         ),
         (
             {"bbox_2d": [0.1, 0.2, 0.5, 60]},
-            "bbox_2d [0.1, 0.2, 0.5, 60.0] reaches out of the image: y must lie between 0 and 1",
+            "bbox_2d [0.1, 0.2, 0.5, 60.0] extends beyond the image: y must lie between 0 and 1",
         ),
         (
             {"bbox_2d": [0, 0.5, 1, 0.501]},

@@ -63,16 +63,19 @@ def answering(text, status=200):
     return handler
 
 
+NOT_A_REPLY = "its service answered with something other than JSON with text, images or error"
+
+
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        ("not json", "its service answered with something else than JSON"),
-        ("[" * 100_000, "its service answered with something else than JSON"),
-        ("[1]", "its service answered without text, images or error"),
+        ("not json", NOT_A_REPLY),
+        ("[" * 100_000, NOT_A_REPLY),
+        ("[1]", NOT_A_REPLY),
         ("{}", "its service answered without text, images or error"),
-        ('{"text": 3}', "its service answered with text or images of another type than it should"),
-        ('{"images": "abc"}', "its service answered with text or images of another type than it should"),
-        ('{"images": ["%%%"]}', "its service answered with an image that is not base64"),
+        ('{"text": 3}', NOT_A_REPLY),
+        ('{"images": "abc"}', NOT_A_REPLY),
+        ('{"images": ["%%%"]}', NOT_A_REPLY),
         ('{"images": ["AAAA"]}', "it returned an image that cannot be read"),
     ],
 )
@@ -98,7 +101,7 @@ def test_a_service_that_hangs_costs_its_deadline():
         await asyncio.sleep(1.0)
         return web.Response()
 
-    with pytest.raises(ToolFailed, match="^it has not answered within 0.2 seconds$"):
+    with pytest.raises(ToolFailed, match="^it did not answer within 0.2 seconds$"):
         call(hang, deadline_s=0.2)
 
 
@@ -116,7 +119,7 @@ def test_what_cannot_describe_a_service_is_refused():
         """Look."""
         return ""
 
-    with pytest.raises(UserError, match="tool detect: 'localhost:80' is no address"):
+    with pytest.raises(UserError, match="tool detect: 'localhost:80' is not an address"):
         HttpTool(detect, url="localhost:80")
     with pytest.raises(UserError, match="tool look: images cannot be sent to a service"):
         HttpTool(look, url="http://127.0.0.1:1")

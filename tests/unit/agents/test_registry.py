@@ -92,12 +92,17 @@ def test_what_is_not_there_is_told(source, said):
             {},
             "the file defines Echo, Loud; say which: .*agent.py:Echo",
         ),
-        (HEAD, ":Echoes", {}, "Echoes is no Environment"),
-        (HEAD, ":Nothing", {}, "Nothing is no Environment"),
+        (HEAD, ":Echoes", {}, "Echoes is not an Environment"),
+        (HEAD, ":Nothing", {}, "Nothing is not an Environment"),
         (HEAD, "", {"many": 1}, "no option 'many'; known are times"),
-        (HEAD, "", {"times": "x"}, r"it cannot be made with the options {'times': 'x'} \(ValueError: invalid literal"),
-        (HEAD + "made = Echo()\n", "", {"times": 1}, "made is made already and takes no options"),
-        ("TOOLS = [lambda: 1]", "", {}, "a name has letters, digits, _ and - only"),
+        (
+            HEAD,
+            "",
+            {"times": "x"},
+            r"it cannot be created with the options {'times': 'x'} \(ValueError: invalid literal",
+        ),
+        (HEAD + "made = Echo()\n", "", {"times": 1}, "made is an instance and takes no options"),
+        ("TOOLS = [lambda: 1]", "", {}, "a name has only letters, digits, _ and -"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(file, code, name, options, said):
@@ -111,5 +116,5 @@ def test_wrong_options_of_a_name_are_told():
         match="environment crop: no option 'pixels'; known are coordinates, edges, rounding, prompts, tools, min_pixels",
     ):
         load_environment("crop", options={"pixels": 3})
-    with pytest.raises(UserError, match="environment crop: coordinates 'pixels' is none of"):
+    with pytest.raises(UserError, match="environment crop: crop: coordinates 'pixels' must be one of"):
         load_environment("crop", options={"coordinates": "pixels"})

@@ -3,8 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.episodes import CORNER, IN_A_CORNER, ONE_PUSH, play_episode, row_of, texts_of
-from helpers.verifiers import pieced
-from hypothesis import given, settings
 
 from lmm_r1.agents.sokoban import SokobanPlan, SokobanSteps
 from lmm_r1.data.messages import ImagePart, Message, TextPart
@@ -72,8 +70,8 @@ def test_an_observation_says_what_was_not_done_and_shows_the_board():
     (answered,) = play_episode(SokobanSteps(views=("text", "image")), row_of(state=TWO), plan("R, U, hop")).answers
     told, board, picture = answered.shown
     assert told.text.splitlines() == [
-        "Words that name no move: hop.",
-        "1 moves could not be made, first 2 (Up): a wall or a box was in the way.",
+        "Words that are not moves: hop.",
+        "1 moves were blocked by a wall or a box, first 2 (Up).",
         "Moves made: 1. Boxes on goals: 0 of 2.",
     ]
     level = read_level(TWO).after("Right")
@@ -85,7 +83,7 @@ def test_an_observation_says_what_was_not_done_and_shows_the_board():
     ("text", "said"),
     [
         ("what now?", "No moves were found: write them as <answer>Right, Down</answer>."),
-        ("<answer>well</answer>", "The answer holds no moves: they are Left, Up, Right and Down."),
+        ("<answer>well</answer>", "The answer contains no moves: they are Left, Up, Right and Down."),
     ],
 )
 def test_a_turn_without_moves_is_answered_and_counted(text, said):
@@ -96,7 +94,9 @@ def test_a_turn_without_moves_is_answered_and_counted(text, said):
 
 def test_only_five_invalid_moves_are_listed():
     (answered,) = play_episode(SokobanSteps(), row_of(state=ONE_PUSH), plan("U" * 8)).answers
-    assert "8 moves could not be made, first 1 (Up), 2 (Up), 3 (Up), 4 (Up), 5 (Up): " in texts_of(answered.shown)
+    assert "8 moves were blocked by a wall or a box, first 1 (Up), 2 (Up), 3 (Up), 4 (Up), 5 (Up)." in texts_of(
+        answered.shown
+    )
 
 
 def test_an_episode_ends_where_the_box_is_lost_unless_told_otherwise():
@@ -155,14 +155,6 @@ def test_a_row_without_a_level_is_an_error_with_its_place(environment, columns, 
 def test_a_level_that_is_lost_from_the_start_ends_with_the_first_turn():
     played = play_episode(SokobanSteps(), row_of(state=IN_A_CORNER), plan("L"))
     assert played.answers[0].is_over
-
-
-@settings(max_examples=500, deadline=None)
-@given(text=pieced)
-def test_whatever_is_written_is_answered(text):
-    for environment in (SokobanPlan(), SokobanSteps(views=("text",))):
-        played = play_episode(environment, row_of(state=CORNER), text)
-        assert all(0.0 <= value <= 1.0 for value in played.rewards.values())
 
 
 @pytest.mark.parametrize(

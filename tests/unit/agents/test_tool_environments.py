@@ -36,7 +36,7 @@ def test_an_observation_is_text_and_the_part_that_was_asked_for():
     (answered,) = play(CropEnvironment(), ROW, LEFT)
     assert text_of(answered) == (
         "This is observation_1:\n<image>\nA part of original_image, cut from 50 x 50 pixels of its full resolution.\n"
-        "Go on thinking inside <think> </think>. Then look closer at the original image or an observation by another call, "
+        "Continue thinking inside <think> </think>. Then look closer at the original image or an observation with another call, "
         "or answer inside <answer> </answer>."
     )
     (image,) = images_in(answered)
@@ -68,7 +68,7 @@ def test_what_became_of_each_call_is_data():
 def test_a_wrong_call_is_told_exactly_and_counted():
     (answered,) = play(CropEnvironment(), ROW, SWAPPED)
     assert text_of(answered) == (
-        "This call was not carried out: bbox_2d [0.5, 0.0, 0.0, 1.0] has swapped corners: x0 is larger than x1; write the "
+        "This call was not executed: bbox_2d [0.5, 0.0, 0.0, 1.0] has swapped corners: x0 is larger than x1; write the "
         "top-left corner first, then the bottom-right one. No observation was added. Think about what went wrong inside "
         "<think> </think>, then call again, or answer inside <answer> </answer>."
     )
@@ -125,16 +125,14 @@ def test_a_function_is_offered_called_and_answered():
     right, wrong = play(environment, ROW, added(2, 3), added(2, "null"))
     assert text_of(right) == "<tool_response>\n5\n</tool_response>"
     assert text_of(wrong) == (
-        "<tool_response>\nError: second is wrong: should be a valid integer; it is null. The call was not carried out.\n"
+        "<tool_response>\nError: second is wrong: should be a valid integer; it is null. The call was not executed.\n"
         "</tool_response>"
     )
 
 
 def test_a_tool_that_fails_is_counted_and_the_episode_goes_on():
     failed, right = play(ToolEnvironment([add, fail]), ROW, '<tool_call>{"name": "fail"}</tool_call>', added(2, 3))
-    assert "Error: the tool failed: it broke off (RuntimeError: no luck). The call was not carried out." in text_of(
-        failed
-    )
+    assert "Error: the tool failed: it raised RuntimeError: no luck. The call was not executed." in text_of(failed)
     assert failed.counts == {"tool_calls": 1, "malformed_calls": 0, "failed_calls": 1}
     assert text_of(right) == "<tool_response>\n5\n</tool_response>"
 
@@ -142,8 +140,8 @@ def test_a_tool_that_fails_is_counted_and_the_episode_goes_on():
 def test_of_several_calls_the_first_is_carried_out_and_the_policy_told():
     (answered,) = play(ToolEnvironment([add]), ROW, added(1, 1) + added(2, 2) + added(3, 3))
     assert text_of(answered) == (
-        "<tool_response>\n2\n</tool_response>\nOnly the first of your calls counted; 2 more were not carried out. Write one "
-        "call in a turn."
+        "<tool_response>\n2\n</tool_response>\nOnly the first of your calls was executed; 2 more were ignored. Write one "
+        "call per turn."
     )
     assert answered.counts["tool_calls"] == 1
 
@@ -154,7 +152,7 @@ def test_of_several_calls_the_first_is_carried_out_and_the_policy_told():
         ({"min_pixels": 0}, "crop: min_pixels 0 must lie between 1 and max_pixels 2000000"),
         ({"max_pixels": 100}, "crop: min_pixels 40000 must lie between 1 and max_pixels 100"),
         ({"side_multiple": 0}, "crop: side_multiple 0 must be at least 1"),
-        ({"tools": [add, add]}, "two tools are called add"),
+        ({"tools": [add, add]}, "two tools are named add"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options, said):

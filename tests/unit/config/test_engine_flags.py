@@ -59,7 +59,6 @@ def test_switching_cuda_graphs_off_is_refused_where_nothing_has_them(command, fl
         ({"agent": "crop", "agent_max_images": -1}, "--agent_max_images -1 must be at least 0"),
         ({"agent": "crop", "agent_answer_s": 0.0}, "--agent_answer_s 0 must be above 0"),
         ({"agent": "crop", "agent_options": "[1]"}, "--agent_options [1] must be a JSON object"),
-        ({"agent": "crop", "agent_last_turn_regex": "("}, "--agent_last_turn_regex ( is no regular expression"),
         (
             {"agent": "crop", "agent_thought": ThoughtConfig(continuations=-1)},
             "--agent_thought.continuations -1 must be",

@@ -104,7 +104,7 @@ def test_an_end_of_turn_that_is_spelt_in_several_tokens_is_refused(tiny_checkpoi
     tokenizer = kit.tokenizer_of(kit.load_processor(str(folder), trust_remote_code=False))
     assert len(tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"]) > 1
     with pytest.raises(
-        UserError, match=r"X: the chat template writes an answer as 'Yes\.<\|im_end\|>\\n', .* \(</s>\)"
+        UserError, match=r"X: the chat template renders an answer as 'Yes\.<\|im_end\|>\\n', .* \(</s>\)"
     ):
         check("aria", folder)
 
@@ -116,7 +116,7 @@ def test_an_end_token_of_the_generation_config_is_one(tiny_checkpoint, tmp_path)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))
     check("llm", folder)
     (folder / "generation_config.json").unlink()
-    with pytest.raises(UserError, match=r"\(<\|endoftext\|>\), so that no response would end"):
+    with pytest.raises(UserError, match=r"\(<\|endoftext\|>\), so no response would end"):
         check("llm", folder)
 
 

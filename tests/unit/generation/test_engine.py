@@ -32,18 +32,6 @@ def test_a_method_is_called_on_each_engine_alike(engine: type, name: str) -> Non
     assert all(one.default is not inspect.Parameter.empty for one in has[len(wanted) :]), "more that must be given"
 
 
-def test_the_engine_is_asked_for_responses_is_held_up_and_forgets_in_three_ways() -> None:
-    assert METHODS == [
-        "generate",
-        "collective_rpc",
-        "pause_generation",
-        "resume_generation",
-        "reset_prefix_cache",
-        "reset_encoder_cache",
-        "reset_mm_cache",
-    ]
-
-
 KIT = get_kit("llm")
 WITHOUT_ENGINE = altered(KIT, engine_refusal="it has no class for it")
 

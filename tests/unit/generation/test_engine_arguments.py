@@ -95,13 +95,15 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
     shared = outside.keys() & training.keys() - {extension}
     assert {name: training[name] for name in shared} == {name: outside[name] for name in shared}
     assert outside[extension] == "lmm_r1.generation.worker_extension.FileWeights"
+    # Weights reach a run's engines by broadcast on GPUs, and by files without.
+    by = "BucketWeights" if has_cuda else "FileWeights"
+    assert training[extension] == f"lmm_r1.generation.worker_extension.{by}"
+    assert training["scheduler_cls"] == "lmm_r1.generation.worker_extension.picture_scheduler"
     assert not outside["use_tqdm_on_load"]
     assert outside["limit_mm_per_prompt"]["image"] == ENGINE.max_images
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"train.async_enable": True}], ids=["in turn", "async"]
-)
+@pytest.mark.parametrize("settings", [{}, {"train.async_enable": True}], ids=["in turn", "async"])
 def test_engines_of_several_workers_send_them_all_pictures_too(settings, checkpoint, monkeypatch):
     told = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.tensor_parallel_size": 2, **settings})
     assert told["scheduler_cls"] == "lmm_r1.generation.worker_extension.picture_scheduler"

@@ -74,8 +74,8 @@ def test_a_request_that_the_engine_has_not_begun_is_of_the_new_weights_as_a_whol
     request = Request({}, parameters(2), weights=weights)
     for response in request.responses:
         response.begins = [(0, 0)]
-    with weights.generating("a", request):
-        weights.replaced({"b": {0: 7}})
+    weights.under_way["a"] = request
+    weights.replaced({"b": {0: 7}})
     for response in request.responses:
         response.token_ids = [1, 2, 3]
     assert [response.weights for response in request.responses] == [((1, 3),), ((1, 3),)]

@@ -95,6 +95,7 @@ def test_a_row_whose_environment_fails_is_left_out_with_the_reason_and_the_other
 
 class Watcher:
     def __init__(self) -> None:
+        self.text, self.tokens = "", 0
         self.seen: list[str] = []
 
     def begin_turn(self) -> None:

@@ -23,26 +23,27 @@ from lmm_r1.data.sample import Cut, Said, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.scoring import ScoredResponse
 from remote_rm.verifier import Score
 
 SETTINGS = replace(scripted_engines.SETTINGS, max_len=60)
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
-Scripted = tuple[bytes, str, str | None]
+ScriptedTurn = tuple[bytes, str, str | None]
 """A turn's tokens, how it ended, and by which text."""
 
 
-def said(text: str) -> Scripted:
+def said(text: str) -> ScriptedTurn:
     return bytes([*text.encode(), END]), "stop", None
 
 
 class TalkingEngine:
     """Says the turns of a script one after the other; each episode has its own, in the order in which they begin."""
 
-    def __init__(self, *scripts: Sequence[Scripted]) -> None:
+    def __init__(self, *scripts: Sequence[ScriptedTurn]) -> None:
         self.scripts = [list(script) for script in scripts]
         self.requests: list[tuple[Any, Any]] = []
-        self._episodes: dict[tuple[int, ...], list[Scripted]] = {}
+        self._episodes: dict[tuple[int, ...], list[ScriptedTurn]] = {}
 
     async def generate(self, request: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
         ids = tuple(request["prompt_token_ids"])
@@ -62,7 +63,7 @@ class TalkingEngine:
 class OneEpisode(TalkingEngine):
     """Says one script after the other, whatever it is asked with; a turn may be several pieces."""
 
-    def __init__(self, *pieces: Scripted) -> None:
+    def __init__(self, *pieces: ScriptedTurn) -> None:
         super().__init__()
         self.pieces = list(pieces)
 
@@ -106,13 +107,16 @@ class _ScriptedEpisode(Episode):
 class LastTurnScorer:
     """Rewards 1 where the last turn is the label."""
 
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+    one_by_one = True
 
-    async def reward(self, **request: Any) -> Score:
-        self.asked.append(request)
-        right = float(request["response"] == request["label"])
-        return Score(reward=right, score=right, parts={"accuracy": right})
+    def __init__(self) -> None:
+        self.asked: list[ScoredResponse] = []
+
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        (item,) = batch
+        self.asked.append(item)
+        right = float(item.response == item.row.answer)
+        return [Score(reward=right, score=right, parts={"accuracy": right})]
 
 
 def told(*parts: str | Any, **settings: Any) -> Answered:
@@ -126,7 +130,7 @@ OVER = Answered()
 
 def play(
     environment: Environment,
-    *scripts: Sequence[Scripted],
+    *scripts: Sequence[ScriptedTurn],
     prompt: Row = PROMPT,
     settings: GroupSettings = SETTINGS,
     limits: AgentConfig = LIMITS,
@@ -244,8 +248,8 @@ def test_what_the_environment_gives_is_added_to_the_score_of_the_last_turn():
         [said("5"), said("2")],
         scorer=scorer,
     )
-    assert (scorer.asked[0]["response"], scorer.asked[0]["label"]) == ("2", "2")
-    assert scorer.asked[0]["query"] == "u1+1?<end>\na5<end>\nuno<end>\na2<end>"
+    assert (scorer.asked[0].response, scorer.asked[0].row.answer) == ("2", "2")
+    assert scorer.asked[0].query == "u1+1?<end>\na5<end>\nuno<end>\na2<end>"
     assert (sample.scored.reward, sample.scored.score) == (1.75, 1.0)
     noted = {"turns": 2.0, "shown_images": 0.0, "over_turn": 0.0, "environment_failed": 0.0}
     noted |= {"turn_format": 0.0, "kept_turns": 0.0}
@@ -296,7 +300,7 @@ SWAPPED = CROP.replace("[0.5, 0, 1, 0.5]", "[1, 0, 0.5, 0.5]")
 LONG = replace(SETTINGS, max_len=9000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
 
 
-def cropping(*scripts: Sequence[Scripted], **settings: Any) -> list[Sample]:
+def cropping(*scripts: Sequence[ScriptedTurn], **settings: Any) -> list[Sample]:
     prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
     samples, _ = play(load_environment("crop"), *scripts, prompt=prompt, settings=replace(LONG, **settings))
     return sorted(samples, key=lambda sample: sample.played.number)
@@ -325,40 +329,6 @@ def test_a_turn_is_sampled_as_its_options_say_and_the_next_one_as_the_environmen
     _, engine = play(environment, [said("5"), said("6"), said("2")])
     asked = [(parameters.stop, parameters.max_tokens) for _, parameters in engine.requests]
     assert asked == [(["</a>"], 4), (["</b>"], 3), (["</a>"], 4)]
-    assert {parameters.structured_outputs for _, parameters in engine.requests} == {None}
-
-
-def test_the_loss_leaves_out_a_turn_that_matches_an_expression():
-    environment = Scripted(told("no", options=TurnOptions(regex="[0-9]+")), OVER)
-    (sample,), engine = play(environment, [said("5"), said("2")])
-    assert [
-        parameters.structured_outputs and parameters.structured_outputs.regex for _, parameters in engine.requests
-    ] == [None, "[0-9]+"]
-    first = len(PROMPT_IDS)
-    assert [place for place, counts in enumerate(sample.loss_mask) if counts] == [first, first + 1]
-    # The engine's log-probs of the constrained turn are known, and none of the loss's.
-    assert sample.generated[-1].log_probs == (-50.0, -1.0)
-    assert [value for value in sample.log_probs if value] == [-53.0, -1.0]
-    assert (sample.generated_tokens, sample.response) == (4, "2")
-
-
-def test_the_last_turn_that_may_be_has_the_form_that_the_run_gives_it():
-    own = TurnOptions(regex="[0-9]", max_tokens=3)
-    environment = Scripted(told("no", options=own), told("no"), OVER, stops=("</a>",))
-    limits = replace(LIMITS, max_turns=3, last_turn_regex="2|3")
-    (sample,), engine = play(environment, [said("5"), said("6"), said("2")], limits=limits)
-    asked = [
-        (parameters.structured_outputs and parameters.structured_outputs.regex, parameters.stop)
-        for _, parameters in engine.requests
-    ]
-    assert asked == [(None, ["</a>"]), ("[0-9]", []), ("2|3", [])]
-    assert [segment.constrained for segment in sample.generated] == [False, True, True]
-    assert sample.played.end == "over"
-    # The environment's own form stays.
-    _, engine = play(
-        Scripted(told("no", options=own), OVER), [said("5"), said("6")], limits=replace(limits, max_turns=2)
-    )
-    assert engine.requests[1][1].structured_outputs.regex == "[0-9]"
 
 
 def test_a_thought_is_gone_on_with_token_by_token_as_it_was_generated():
@@ -394,7 +364,7 @@ async def words(turn: Turn) -> Answered:
 
 
 async def wrong_options(turn: Turn) -> Answered:
-    return told("no", options=TurnOptions(regex="["))
+    return told("no", options=TurnOptions(max_tokens=0))
 
 
 async def own_timeout(turn: Turn) -> Answered:

@@ -62,19 +62,24 @@ class StreamingEngine:
 class RecordingScorer:
     """Rewards 1 where the response is the label; sets an event at the first request."""
 
+    one_by_one = True
+
     def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
+        self.requests: list[ScoredResponse] = []
         self.asked = asyncio.Event()
 
-    async def reward(self, **request: Any) -> Score:
-        self.requests.append(request)
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        return [self.reward_of(item) for item in batch]
+
+    def reward_of(self, item: ScoredResponse) -> Score:
+        self.requests.append(item)
         self.asked.set()
-        right = float(request["response"] == request["label"])
+        right = float(item.response == item.row.answer)
         return Score(reward=2 * right, score=right, parts={"accuracy": right})
 
 
 class FailingScorer(RecordingScorer):
-    async def reward(self, **request: Any) -> Score:
+    def reward_of(self, item: ScoredResponse) -> Score:
         raise RewardUnavailable("http://127.0.0.1:1/get_reward does not answer")
 
 
@@ -196,7 +201,7 @@ def test_a_greedy_response_stands_in_the_engine_beside_its_group_and_is_scored_l
 )
 def test_a_group_of_which_a_response_is_broken_off_is_none(end, said):
     pieces = [delta(0, [*b"2", END], finish="stop"), delta(1, b"345", finish=end)]
-    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: the engine gave 1 of 2 responses whole \({said}\)"):
+    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: the engine completed 1 of 2 responses \({said}\)"):
         run(pieces=pieces)
 
 
@@ -207,8 +212,8 @@ class GivingScorer(RecordingScorer):
         super().__init__()
         self.given = given
 
-    async def reward(self, **request: Any) -> Score:
-        return self.given if request["response"] == "2" else Score(reward=1.0, score=1.0, parts={})
+    def reward_of(self, item: ScoredResponse) -> Score:
+        return self.given if item.response == "2" else Score(reward=1.0, score=1.0, parts={})
 
 
 @pytest.mark.parametrize(
@@ -312,12 +317,13 @@ def test_responses_go_on_from_what_the_row_says_they_begin_with_and_are_scored_w
     assert (sum(ended.loss_mask), sum(cut.loss_mask)) == (2, 3)
     assert (ended.response, cut.response) == ("<t>2", "<t>345")
     assert (ended.scored.score, cut.scored.score) == (1.0, 0.0)
-    assert all(request["query"].count("<t>") == 1 for request in scorer.requests)
-    assert "<t>" not in scorer.requests[0]["prompt"]
+    assert all(request.query.count("<t>") == 1 for request in scorer.requests)
 
 
 class WholeGroupScorer:
     """Rewards by the place in the group, and keeps what it was given."""
+
+    one_by_one = False
 
     def __init__(self) -> None:
         self.batches: list[Sequence[ScoredResponse]] = []

@@ -8,7 +8,7 @@ from lmm_r1.agents.environment import TurnOptions
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.errors import UserError
 from lmm_r1.generation.request import Response
-from lmm_r1.generation.turns import TurnPieces, TurnSettings, tokens_before
+from lmm_r1.generation.turns import TurnPieces, tokens_before
 
 END = 1
 # A token of two characters, the first of which is not part of the end of a thought.
@@ -24,11 +24,9 @@ def ids_of(text: str) -> list[int]:
     return [ord(character) for character in text]
 
 
-def turn(*, room: int = 40, stops: tuple[str, ...] = (), regex: str | None = None, **thought: object) -> TurnPieces:
-    settings = TurnSettings.of(
-        TurnOptions(regex=regex), stops=stops, thought=ThoughtConfig(end="</t>", **thought), room=room
-    )
-    return TurnPieces(settings=settings, ids_of=ids_of, text_of=text_of)
+def turn(*, room: int = 40, stops: tuple[str, ...] = (), **thought: object) -> TurnPieces:
+    forced = ThoughtConfig(end="</t>", **thought)
+    return TurnPieces(own_stops=stops, room=room, thought=forced, ids_of=ids_of, text_of=text_of)
 
 
 def piece(text: str | list[int], *, ended: bool = False, stop_text: str | None = None) -> Response:
@@ -145,33 +143,10 @@ def test_ids_stay_up_to_the_first_that_holds_some_of_the_end():
     assert tokens_before("</t>", ids_of("12"), text_of=text_of) == 2
 
 
-def test_a_constrained_turn_is_one_piece_that_the_loss_leaves_out():
-    bounded = turn(regex="[0-9]+", stops=("</a>",), continuations=3)
-    assert bounded.stops == ()
-    bounded.add(piece("12", ended=True))
-    (segment,) = bounded.segments
-    assert (segment.constrained, segment.in_loss, bounded.finish_reason) == (True, False, "stop")
-
-
-def test_a_turns_own_options_come_first():
-    run = ThoughtConfig(continuations=1)
-    own = TurnOptions(stops=("</b>",), max_tokens=7, thought=ThoughtConfig(max_tokens=3))
-    assert TurnSettings.of(own, stops=("</a>",), thought=run, room=40) == TurnSettings(
-        stops=("</b>",), regex=None, room=7, thought=ThoughtConfig(max_tokens=3)
-    )
-    assert TurnSettings.of(TurnOptions(max_tokens=50), stops=("</a>",), thought=run, room=40) == TurnSettings(
-        stops=("</a>",), regex=None, room=40, thought=run
-    )
-    # A turn may be let alone.
-    assert TurnSettings.of(TurnOptions(thought=ThoughtConfig()), stops=(), thought=run, room=4).thought is None
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_tokens": 0}, "max_tokens 0 must be at least 1"),
-        ({"regex": "["}, "is no regular expression"),
-        ({"regex": "a", "thought": ThoughtConfig(continuations=1)}, "give one of them"),
         ({"thought": ThoughtConfig(continuations=-1)}, "TurnOptions: thought.continuations -1 must be at least 0"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_response_that_was_broken_off_is_told_with_its_row(load):
     engine = load(CountingEngine(lambda prompt: [3], ends=lambda prompt: "stop" if length(prompt) < 30 else "error"))
     good, broken = engine.respond(questions("?", "long " * 20), ONE)
     assert (good.reason, good.completions[0].finish_reason) == (None, "stop")
-    assert broken.reason == "rows.jsonl, line 1: vLLM broke a response off (error)"
+    assert broken.reason == "rows.jsonl, line 1: vLLM aborted a response (error)"
     assert broken.completions == ()
 
 

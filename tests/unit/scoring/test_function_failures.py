@@ -16,7 +16,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings
-from lmm_r1.scoring import GroupSource, Moment, ScoredResponse
+from lmm_r1.scoring import Moment, ScoredResponse, Scorer
 from lmm_r1.scoring.sources import make_scorer
 
 ROW = row(message("user", "1+1?"), answer="2")
@@ -36,15 +36,13 @@ class EndedEngine:
             yield SimpleNamespace(outputs=[piece], prompt_token_ids=None)
 
 
-def source(folder: Path, code: str, *, deadline_s: float = 60.0) -> GroupSource:
+def source(folder: Path, code: str, *, deadline_s: float = 60.0) -> Scorer:
     path = folder / "rewards.py"
     path.write_text(code)
-    made = make_scorer(RewardConfig(remote_url=str(path), deadline_s=deadline_s))
-    assert isinstance(made, GroupSource)
-    return made
+    return make_scorer(RewardConfig(remote_url=str(path), deadline_s=deadline_s))
 
 
-def group(scorer: GroupSource) -> list[Sample]:
+def group(scorer: Scorer) -> list[Sample]:
     """The group of `ROW`, generated and scored as in an engine."""
     rollout = GroupRollout(
         codec=PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=()),

@@ -171,19 +171,6 @@ def test_the_columns_of_r1_v_reach_a_function_that_asks_for_them(tmp_path):
     assert scores(source, batch("4", of=read)) == [(1.0, 1.0, {})]
 
 
-def test_a_column_that_a_row_lacks_is_told_before_anything_is_scored(tmp_path):
-    code = "def reward_func(queries, prompts, labels, boxes):\n    return [0]\n"
-    said = r"line 1: reward_func in --reward.remote_url .* asks for boxes, .* \(found: bbox, level\)"
-    with pytest.raises(UserError, match=said):
-        scorer(tmp_path, code).check_rows([ROW])
-
-
-def test_too_few_rewards_for_a_group_are_a_user_error(tmp_path):
-    code = "def reward_func(queries, prompts, labels, responses):\n    return {'rewards': [1.0]}\n"
-    with pytest.raises(UserError, match="1 values for 2 responses"):
-        scores(scorer(tmp_path, code), batch("a", "b"))
-
-
 BATCH_OF_DICTS = """
 REWARD_NAME = "counting"
 REWARD_TYPE = "batch"

@@ -47,14 +47,6 @@ def test_where_it_fails_the_line_of_its_cell_is_told():
         scores(of_a_notebook(BROKEN), "2")
 
 
-def test_a_column_that_the_rows_lack_is_told_before_anything_starts():
-    scorer = make_scorer(RewardConfig(remote_url="python:right"), given={"right": lambda responses, boxes: responses})
-    with pytest.raises(
-        UserError, match="right in --reward.remote_url python:right asks for boxes, but the row has no"
-    ):
-        scorer.check_rows([ROW])
-
-
 def test_settings_that_name_it_without_it_say_where_it_came_from():
     told = "python:right is a function that was passed in Python; pass it again, or write it into a file"
     with pytest.raises(UserError, match=told):

@@ -123,7 +123,7 @@ def test_a_failing_function_ends_a_job_and_its_process_ends_with_the_judge():
     assert [record["responses"][0]["reward"] for record in kept] == [3.0, 3.0, -1.0]
     assert psutil.Process().children() == before
     with pytest.raises(UserError, match="ZeroDivisionError"):
-        judge_of("reward.py:graded").check_labels([ROW])
+        judge_of("reward.py:graded").check_rows([ROW])
 
 
 @pytest.mark.parametrize(("spec", "said"), table("scoring/reward_lists", "what_is_no_list_is_refused"))

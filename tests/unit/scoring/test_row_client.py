@@ -12,7 +12,7 @@ from helpers.conversations import message, picture, row
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
-from lmm_r1.scoring import Moment, RowSource, ScoredResponse
+from lmm_r1.scoring import Moment, ScoredResponse
 from lmm_r1.scoring.sources import RowClient, make_scorer
 from remote_rm.client import RewardClient
 
@@ -43,8 +43,7 @@ def asked(*fields: str, of=ROW) -> dict[str, Any]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/get_reward"
         scorer = make_scorer(RewardConfig(remote_url=url, request_fields=fields))
-        assert isinstance(scorer, RowSource)
-        score = await scorer.reward_of(response(of))
+        (score,) = await scorer.rewards([response(of)])
         await scorer.close()
         await runner.cleanup()
         return score.reward
@@ -54,8 +53,8 @@ def asked(*fields: str, of=ROW) -> dict[str, Any]:
     return body
 
 
-def test_nothing_is_sent_beside_openrlhfs_keys_unless_asked_for():
-    assert isinstance(make_scorer(RewardConfig(remote_url=ADDRESS)), RewardClient)
+def test_only_openrlhfs_keys_are_sent_by_default():
+    assert asked() == OPENRLHFS
 
 
 def test_columns_and_step_are_lists_of_one_as_all_keys_are():

@@ -126,5 +126,7 @@ class PictureKit(CharacterKit):
 def test_a_processor_that_makes_something_else_of_images_is_refused(teacher):
     ours, theirs = (SimpleNamespace(kit=kit, processor=None, path="s") for kit in (PictureKit(), teacher))
     kd._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
-    with pytest.raises(UserError, match="^--teacher.model_name_or_path t: its processor makes other tokens or tensors of images "):
+    with pytest.raises(
+        UserError, match="^--teacher.model_name_or_path t: its processor makes other tokens or tensors of images "
+    ):
         kd._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")
