@@ -10,8 +10,7 @@ from typing import ClassVar
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.data.messages import Row, TextPart
 from lmm_r1.errors import UserError
-from remote_rm.answers.accuracy import is_stated, quick_match
-from remote_rm.answers.copies import is_copy
+from remote_rm.answers.accuracy import is_copy, is_stated, quick_match
 from remote_rm.answers.extraction import final_answer
 
 
