@@ -166,7 +166,7 @@ def _are_bare(sentences: Sequence[str]) -> bool:
     """Whether several answers of a few words are one below the other, without a verb."""
     bare = {normalize(sentence).casefold() for sentence in sentences}
     is_short = all(len(text.split()) <= 3 and not Token.VERB.search(text) for text in bare)
-    return len(bare) > 1 and is_short and "answer" not in "".join(bare)
+    return len(bare) > 1 and is_short and not any("answer" in text for text in bare)
 
 
 def _takes_back_introduction(sentence: str) -> bool:
