@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from remote_rm.answers import accuracy
-from remote_rm.answers.copies import is_copy
+from remote_rm.answers.accuracy import is_copy
 from remote_rm.answers.extraction import final_answer
 from remote_rm.responses import format_score
 from remote_rm.verifier import Item, Score

@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -146,9 +145,7 @@ class RewardClient:
     async def __aenter__(self) -> RewardClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         await self.close()
 
     async def reward(
@@ -257,7 +254,7 @@ class RewardClient:
             else:
                 server.failures, server.rests_until = 0, 0.0
                 return scores
-        failures = "; ".join(dict.fromkeys(server.last_failure for server in self._servers if server.last_failure))
+        failures = "; ".join(filter(None, dict.fromkeys(server.last_failure for server in self._servers)))
         raise RewardUnavailable(
             f"{failures}; gave up after {attempts} attempts in {time.monotonic() - started:.1f} s "
             f"over {', '.join(self.endpoints)}; check that the reward server runs and is reachable, or {START_HINT}"
@@ -369,15 +366,10 @@ async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None
             status = reply.status
             if (told and status in (400, 422)) or (status == 200 and "rewards" in told):
                 return
-    except asyncio.TimeoutError as error:
+    except (asyncio.TimeoutError, aiohttp.ClientError) as error:
+        told = f"{type(error).__name__}: {error}".rstrip(": ")
         raise RewardUnavailable(
-            f"{endpoint} does not answer within {HEALTH_TIMEOUT_SECONDS:g} s: check the address, or {START_HINT}"
-        ) from error
-    except aiohttp.ClientConnectorError as error:
-        raise RewardUnavailable(f"no reward server listens at {endpoint} ({error.os_error}): {START_HINT}") from error
-    except aiohttp.ClientError as error:
-        raise RewardUnavailable(
-            f"{endpoint} is no reward server ({type(error).__name__}: {error}): {START_HINT}"
+            f"no reward server listens at {endpoint} ({told}): check the address, or {START_HINT}"
         ) from error
     raise RewardUnavailable(
         f"{endpoint} is no reward server: something else listens there and answered {status}; "

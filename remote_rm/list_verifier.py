@@ -36,12 +36,10 @@ def items_of(text: str) -> list[str]:
     `[1, 3, 5]`, `1; 3; 5`, `1, 3 and 5`, `1 3 5` → `1`, `3`, `5`. A comma always separates, in `1,234` too.
     """
     lines = [Token.BULLET.sub("", line, count=1).strip().rstrip(",;") for line in text.splitlines() if line.strip()]
-    inside = _unwrapped(normalize(", ".join(lines) if len(lines) > 1 else text.strip()))
+    whole = normalize(", ".join(lines) if len(lines) > 1 else text.strip())
+    pair = enclosing_delimiters(whole)
+    inside = whole[len(pair[0]) : -len(pair[1])].strip() if pair in _CLOSED_PAIRS else whole
     return [normalize(item) for item in elements(inside)]
-
-
-def _same_in_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
-    return all_of([equal(item, gold_item) for item, gold_item in zip(items, gold, strict=True)])
 
 
 def _same_in_any_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
@@ -49,11 +47,6 @@ def _same_in_any_order(items: Sequence[str], gold: Sequence[str], equal: Callabl
     if is_matchable([[verdict is True for verdict in row] for row in table]):
         return True
     return None if is_matchable([[verdict is not False for verdict in row] for row in table]) else False
-
-
-def _unwrapped(text: str) -> str:
-    pair = enclosing_delimiters(text)
-    return text[len(pair[0]) : -len(pair[1])].strip() if pair in _CLOSED_PAIRS else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +87,9 @@ class ListVerifier(AnswerVerifier):
             candidates = [items for items in candidates if not any("," in item for item in items)]
         if candidates and (len(gold) ** 2 if self.unordered else len(gold)) > max_pairs:
             return None
-        same = _same_in_any_order if self.unordered else _same_in_order
-        return any_of([same(items, gold, equal) for items in candidates])
+        if self.unordered:
+            return any_of([_same_in_any_order(items, gold, equal) for items in candidates])
+        return any_of([all_of(list(map(equal, items, gold))) for items in candidates])
 
 
 VERIFIER = ListVerifier

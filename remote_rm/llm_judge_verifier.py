@@ -13,7 +13,7 @@ from remote_rm.registry import get_verifier, positive
 from remote_rm.verifier import Item, Score
 
 if TYPE_CHECKING:
-    from remote_rm.llm_judge.asker import AskingJudge
+    from remote_rm.llm_judge import AskingJudge
 
 PARTS = ("judge_asked", "judge_disagrees", "judged_by_rule")
 """Of its scores, each 0.0 or 1.0: the judge's verdict counts; it is right where the rule's is wrong; the judge was to be
@@ -101,13 +101,13 @@ class LlmJudge(AnswerVerifier):
 
     def judge_type(self) -> "type[AskingJudge]":
         """Return the pool of the rule's workers that also asks the language model."""
-        from remote_rm.llm_judge.asker import AskingJudge
+        from remote_rm.llm_judge import AskingJudge
 
         return AskingJudge
 
     async def check_ready(self) -> None:
         """Raise NotReady if the judge cannot be asked, or its records cannot be kept."""
-        from remote_rm.llm_judge.asker import Asker
+        from remote_rm.llm_judge import Asker
 
         asker = Asker(self)
         try:

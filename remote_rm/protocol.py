@@ -77,39 +77,3 @@ class RewardReply(BaseModel):
     filters by."""
     extra_logs: dict[str, list[float]]
     """The named parts of the rewards, for the trainer's log."""
-
-
-class Refusal(BaseModel):
-    """Why a request got no rewards."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    detail: str | list[dict[str, Any]]
-    """A sentence, or one entry per wrong field with its place `loc` and the reason `msg`."""
-
-
-class Health(BaseModel):
-    """The state of the service and its counts since the start."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    status: str
-    """Always `ok`: a service that is not does not answer."""
-    service: str
-    """The name of this service, by which clients recognise it."""
-    verifier: str
-    """The registered name of the verifier."""
-    items: int
-    """Items taken on."""
-    quick: int
-    """Items decided in the server process."""
-    worker: int
-    """Items decided in a worker process."""
-    timed_out: int
-    """Items that were cut off at the time limit."""
-    failed: int
-    """Items whose verifier raised, or that crashed their worker."""
-    lost_workers: int
-    """Workers killed from outside; their items were judged again."""
-    waiting: int
-    """Items that wait for a worker or are with one now."""

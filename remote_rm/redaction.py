@@ -59,16 +59,10 @@ def is_secret(name: str) -> bool:
     return _SECRET_NAME.fullmatch(last) is not None
 
 
-def hidden_address(text: str) -> str:
-    """Return a text in which addresses have neither user nor query: `http://(hidden)@host/path?(hidden)`."""
-    if "://" not in text:
-        return text
-    return _QUERY.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}@", text))
-
-
 def hidden_text(text: str) -> str:
     """Return a message without secrets: in addresses, after the name of a secret, and in headers."""
-    text = hidden_address(text)
+    if "://" in text:
+        text = _QUERY.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}@", text))
     text = _PAIR.sub(rf"\g<before>{HIDDEN}", text)
     return _KEY.sub(HIDDEN, _BEARER.sub(rf"\g<before>{HIDDEN}", text))
 

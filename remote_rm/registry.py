@@ -158,13 +158,6 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
         default=20.0,
         help="time to answer what is open when told to stop; what is not answered by then is refused with 500",
     )
-    parser.add_argument(
-        "--access-log",
-        type=Path,
-        metavar="FILE",
-        default=None,
-        help="file for one line per request; without it they go to stderr",
-    )
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -173,44 +166,20 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     Args:
         argv: None reads `sys.argv`.
     """
-    given = _with_hyphens(sys.argv[1:] if argv is None else argv)
-    known = parser._option_string_actions
-    if "--format-weight" in known:
+    given = []
+    for argument in sys.argv[1:] if argv is None else argv:
+        name, equals, value = argument.partition("=")
+        # lmm-r1's other commands take `--port_file`, too.
+        given.append(f"{name.replace('_', '-') if name.startswith('--') else name}{equals}{value}")
+    if "--format-weight" in parser._option_string_actions:
         given = ["--format-weight=0" if argument == "--disable-format-reward" else argument for argument in given]
-    former = {argument.partition("=")[0] for argument in given} & (_FORMER.keys() - known)
-    if former:
-        parser.error("; ".join(f"{flag} {_FORMER[flag]}" for flag in sorted(former)))
     args, unknown = parser.parse_known_args(given)
     if unknown:
-        parser.error(_unknown_flag(unknown[0], parser=parser))
+        flag = unknown[0].partition("=")[0]
+        match = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=LIKENESS)
+        hint = f"did you mean {match[0]}?" if match else "--help lists the flags"
+        parser.error(f"unknown argument {unknown[0]}; {hint}")
     return args
-
-
-_NO_ROWS = (
-    "is not needed: a request brings the prompt and the label, whose column the run names (its --data.label_key)"
-)
-_FORMER = {
-    "--dataset": _NO_ROWS,
-    "--input-key": _NO_ROWS,
-    "--prompt-template": "is not needed: the response is found with the chat templates of all models",
-    "--log-file": "is --access-log here",
-    "--disable-format-reward": "is --format-weight 0 of `lmm-r1 serve_verifier math`",
-}
-"""Flags of the reward servers of LMM-R1 and OpenRLHF, and what to do instead."""
-
-
-def _with_hyphens(argv: Sequence[str]) -> list[str]:
-    """The arguments with `--port_file` written `--port-file`: lmm-r1's other commands take both."""
-    parted = [argument.partition("=") for argument in argv]
-    return [
-        f"{name.replace('_', '-') if name.startswith('--') else name}{equals}{value}" for name, equals, value in parted
-    ]
-
-
-def _unknown_flag(argument: str, *, parser: argparse.ArgumentParser) -> str:
-    flag = argument.partition("=")[0]
-    match = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=LIKENESS)
-    return f"unknown argument {argument}; " + (f"did you mean {match[0]}?" if match else "--help lists the flags")
 
 
 def _port(text: str) -> int:

@@ -49,9 +49,15 @@ def find_response(query: str, *, prompt: str = "") -> str:
     markers = _markers_of(prompt) or _markers_of(query)
     if markers is None:
         return strip_end_tokens(query[end_of_prompt(query, prompt=prompt) :])
-    start = _start_of_turn(query, markers.opening, turn=_opened_by(prompt, markers))
-    if start < 0:
+    # Which assistant turn, from 1, follows the prompt; 0 if the prompt shows none.
+    turn = prompt.count(markers.opening)
+    if turn and markers.closing in prompt[prompt.rfind(markers.opening) :]:
+        turn += 1
+    starts = [match.end() for match in re.finditer(re.escape(markers.opening), query)]
+    if not starts:
         return strip_end_tokens(query)
+    # A trainer may cut a long prompt from its front, and with it earlier turns: the last one is then meant.
+    start = starts[turn - 1] if 0 < turn <= len(starts) else starts[-1]
     return strip_end_tokens(query[start:].split(markers.closing, 1)[0])
 
 
@@ -73,24 +79,6 @@ def _markers_of(text: str) -> ChatMarkers | None:
     return max(ends, key=lambda end: end[:2])[2] if ends else None
 
 
-def _opened_by(prompt: str, markers: ChatMarkers) -> int:
-    """Which assistant turn, from 1, follows the prompt; 0 if the prompt shows none."""
-    turns = prompt.count(markers.opening)
-    is_closed = markers.closing in prompt[prompt.rfind(markers.opening) :]
-    return turns + 1 if turns and is_closed else turns
-
-
-def _start_of_turn(query: str, opening: str, *, turn: int) -> int:
-    """Where the text of the given assistant turn (from 1) starts; of the last one if there are fewer, or turn is 0.
-
-    A trainer may cut a long prompt from its front, and with it earlier turns.
-    """
-    starts = [match.end() for match in re.finditer(re.escape(opening), query)]
-    if not starts:
-        return -1
-    return starts[turn - 1] if 0 < turn <= len(starts) else starts[-1]
-
-
 def end_of_prompt(query: str, *, prompt: str) -> int:
     """Where the prompt ends in the query; 0 if the query does not start with it.
 
@@ -102,16 +90,12 @@ def end_of_prompt(query: str, *, prompt: str) -> int:
     position = 0
     for piece in _SPECIAL_TOKEN.split(prompt):
         found = query.find(piece, position)
-        if found < 0 or not _is_special(query[position:found]):
+        if found < 0 or _SPECIAL_TOKEN.sub("", query[position:found]).strip():
             return 0
         position = found + len(piece)
     while (token := _SPECIAL_TOKEN.match(query, position)) and prompt.endswith(token[0]):
         position = token.end()
     return position
-
-
-def _is_special(text: str) -> bool:
-    return not _SPECIAL_TOKEN.sub("", text).strip()
 
 
 THINK = "<think>"
@@ -149,33 +133,22 @@ def turns_kept(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[st
     opened = [THINK + turn if prompt.rstrip().endswith(THINK) else turn for turn in turns]
     if not call_tags:
         return [format_score(turn) == 1.0 for turn in opened]
-    calls = _Calls(call_tags)
-    return [calls.are_all_after_thinking(turn) for turn in opened[:-1]] + [
-        format_score(turn) == 1.0 and not calls.are_named(turn) for turn in opened[-1:]
+    names = "|".join(map(re.escape, call_tags))
+    tag, call = re.compile(rf"</?(?:{names})>"), re.compile(rf"\s*<({names})>.*?</\1>", re.DOTALL)
+    return [_only_calls(turn, tag=tag, call=call) for turn in opened[:-1]] + [
+        format_score(turn) == 1.0 and not tag.search(turn) for turn in opened[-1:]
     ]
 
 
-class _Calls:
-    """Tool calls between some tags."""
-
-    def __init__(self, tags: Sequence[str]) -> None:
-        names = "|".join(map(re.escape, tags))
-        self._tag = re.compile(rf"</?(?:{names})>")
-        self._call = re.compile(rf"\s*<({names})>.*?</\1>", re.DOTALL)
-
-    def are_named(self, turn: str) -> bool:
-        """Whether a tag is anywhere in it."""
-        return self._tag.search(turn) is not None
-
-    def are_all_after_thinking(self, turn: str) -> bool:
-        """Whether it is one think block, then calls, and no answer."""
-        if turn.count("<think>") != 1 or turn.count("</think>") != 1 or "<answer>" in turn or "</answer>" in turn:
-            return False
-        thought = _THOUGHT.match(turn)
-        if thought is None:
-            return False
-        calls, end = 0, thought.end()
-        while (call := self._call.match(turn, end)) is not None:
-            calls, end = calls + 1, call.end()
-        # A tag in the thinking, or one in another's call, would be read as a call by who runs them.
-        return calls > 0 and not turn[end:].strip() and len(self._tag.findall(turn)) == 2 * calls
+def _only_calls(turn: str, *, tag: re.Pattern[str], call: re.Pattern[str]) -> bool:
+    """Whether a turn is one think block, then calls, and no answer."""
+    if turn.count("<think>") != 1 or turn.count("</think>") != 1 or "<answer>" in turn or "</answer>" in turn:
+        return False
+    thought = _THOUGHT.match(turn)
+    if thought is None:
+        return False
+    calls, end = 0, thought.end()
+    while (found := call.match(turn, end)) is not None:
+        calls, end = calls + 1, found.end()
+    # A tag in the thinking, or one in another's call, would be read as a call by who runs them.
+    return calls > 0 and not turn[end:].strip() and len(tag.findall(turn)) == 2 * calls

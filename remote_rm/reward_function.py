@@ -93,16 +93,19 @@ class _Judge:
     """Scores items: in the calling thread if that is quick, else in a worker pool on a background event loop."""
 
     def __init__(self, verifier: Verifier | str, *, workers: int, item_timeout_seconds: float) -> None:
-        self._given = verifier
+        self._verifier = verifier
         self._workers = workers
         self._item_timeout_seconds = item_timeout_seconds
         self._lock = threading.Lock()
-        self._verifier: Verifier | None = None
         self._pool: BlockingPool | None = None
 
     def __call__(self, items: Sequence[Item]) -> list[Score]:
         """Return one score per item, in order; raises ValueError for a label without answer."""
-        verifier = self._resolved()
+        with self._lock:
+            # By name only at the first call: a module that defines its own reward_func is still being imported before.
+            if isinstance(self._verifier, str):
+                self._verifier = get_verifier(self._verifier)
+            verifier = self._verifier
         check_labels(items, verifier=verifier)
         # For a verifier that asks others, this is only the rule's score.
         asks = isinstance(verifier, AskingVerifier)
@@ -110,13 +113,6 @@ class _Judge:
         open_items = [item for item, score in zip(items, quick, strict=True) if score is None]
         slow = iter(self._running_pool(verifier).judge(open_items) if open_items else ())
         return [next(slow) if score is None else score for score in quick]
-
-    def _resolved(self) -> Verifier:
-        # By name only at the first call: a module that defines its own reward_func is still being imported before.
-        with self._lock:
-            if self._verifier is None:
-                self._verifier = get_verifier(self._given) if isinstance(self._given, str) else self._given
-            return self._verifier
 
     def _running_pool(self, verifier: Verifier) -> "BlockingPool":
         # The pool's own dependencies are imported only by verifiers that have slow items.

@@ -65,21 +65,21 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
     names = [*checkpoints_of, *config.model]
     baseline = _baseline(config, names)
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
-    from lmm_r1.evaluation.measurement import measure, read_row_sets
+    from lmm_r1.evaluation.measurement import measure, read_files
 
     if config.system_prompt is None and config.files:
         prompt, _ = trained_reading(list(checkpoints_of.values()))
         if prompt is None and config.agent is None:
             prompt = prompt_for(config.reward or (DEFAULT_VERIFIER,))
         config = replace(config, system_prompt=prompt)
-    row_sets = read_row_sets(config, files=files, copies=copies)
-    for row_set in row_sets:
-        for line in (*([row_set.summary] if row_set.summary else []), *row_set.notes):
+    measured = read_files(config, files=files, copies=copies)
+    for file in measured:
+        for line in file.notes:
             _say(line)
-    asked = [row for row_set in row_sets if row_set.file.name in files for row in row_set.rows.values()]
+    asked = [row for file in measured if file.name in files for row in file.rows.values()]
     if told_of := told_prompt(config.system_prompt, asked, flag="--system_prompt"):
         _say(told_of)
-    checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say, functions=functions)
+    checkpoints, measured = measure(config, checkpoints_of, measured, report=_say, functions=functions)
     return _finish(config, measured, checkpoints, baseline=baseline, told=told)
 
 

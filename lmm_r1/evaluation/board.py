@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -58,11 +59,20 @@ def compare(
     file = baseline[0].file
     if not shared:
         raise UserError(f"{file}: the two evaluations share no row; compare those of the same rows")
+    differences = []
     for index in shared:
-        _check_same(first[index][0], second[index][0])
-    differences = [
-        _accuracy(second[index], verifier=verifier) - _accuracy(first[index], verifier=verifier) for index in shared
-    ]
+        rows = first[index], second[index]
+        for name in ("label", "question"):
+            ours, theirs = (getattr(row[0], name) for row in rows)
+            if ours != theirs:
+                raise UserError(
+                    f"{file}: {rows[0][0].row} and {rows[1][0].row} are not the same row: their {name}s are {ours[:80]!r} "
+                    f"and {theirs[:80]!r}; compare evaluations of the same rows"
+                )
+        before, after = (
+            Fraction(sum(response.verdicts[verifier].right for response in row), len(row)) for row in rows
+        )
+        differences.append(after - before)
     values = [float(difference) for difference in differences]
     low, high = mean_interval(values, resamples=resamples, seed=seed)
     return Comparison(
@@ -79,20 +89,6 @@ def compare(
         better_rows=sum(difference > 0 for difference in differences),
         worse_rows=sum(difference < 0 for difference in differences),
     )
-
-
-def _accuracy(row: Sequence[JudgedResponse], *, verifier: str) -> Fraction:
-    return Fraction(sum(response.verdicts[verifier].right for response in row), len(row))
-
-
-def _check_same(first: JudgedResponse, second: JudgedResponse) -> None:
-    for name in ("label", "question"):
-        ours, theirs = getattr(first, name), getattr(second, name)
-        if ours != theirs:
-            raise UserError(
-                f"{first.file}: {first.row} and {second.row} are not the same row: their {name}s are {ours[:80]!r} and "
-                f"{theirs[:80]!r}; compare evaluations of the same rows"
-            )
 
 
 def mean_interval(values: Sequence[float], *, resamples: int, seed: int) -> tuple[float, float]:
@@ -119,19 +115,14 @@ def paired_test(differences: Sequence[Fraction]) -> float:
     """
     moved = [difference for difference in differences if difference]
     scale = math.lcm(*(difference.denominator for difference in moved)) if moved else 1
-    steps = [int(abs(difference) * scale) for difference in moved]
-    return _share_of_sums(steps, reaching=int(abs(sum(moved, Fraction(0))) * scale))
-
-
-def _share_of_sums(steps: Sequence[int], *, reaching: int) -> float:
-    """Return the share, over all choices of signs, of sums of the steps whose absolute value is at least `reaching`."""
+    reaching = int(abs(sum(moved, Fraction(0))) * scale)
     if reaching == 0:
         return 1.0
+    steps = [int(abs(difference) * scale) for difference in moved]
     # The sum of the signed steps is 2 * (the sum of the positive ones) - total.
-    total = sum(steps)
+    total, reached = sum(steps), 0
     chances = np.zeros(total + 1)
     chances[0] = 1.0
-    reached = 0
     for step in steps:
         chances[step : reached + step + 1] = (chances[step : reached + step + 1] + chances[: reached + 1]) / 2
         chances[:step] /= 2
@@ -149,9 +140,11 @@ class MeasuredFile:
     verifiers: tuple[str, ...]
     """The accuracy of the first one is that of the file."""
     ks: tuple[int, ...]
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     """temperature, n_samples and max_new_tokens; empty if unknown."""
     skipped: tuple[SkippedRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the command prints about its rows."""
     rows: Mapping[int, Row] = field(default_factory=dict, repr=False)
     """By their index in the file, as far as they are available, to show their images."""
 
@@ -184,11 +177,6 @@ class Board:
     comparisons: tuple[Comparison, ...]
     settings: Mapping[str, object]
 
-    def datasources(self, file: MeasuredFile) -> list[str]:
-        """Return the data sources of a file's rows, in the order of first occurrence."""
-        cells = (self.cells.get((checkpoint.name, file.name)) for checkpoint in self.checkpoints)
-        return list(dict.fromkeys(source for cell in cells if cell for source in cell.datasources))
-
     def scores(self, file: MeasuredFile, *, datasource: str | None = None) -> dict[str, SampleScores]:
         """Return the scores on a file, or on one data source of it, by checkpoint."""
         found = {}
@@ -198,6 +186,13 @@ class Board:
             if scores:
                 found[checkpoint.name] = scores
         return found
+
+    def groups(self, file: MeasuredFile) -> list[tuple[str | None, dict[str, SampleScores]]]:
+        """Return the scores of all rows, under None, and of each data source if there are several, by checkpoint."""
+        cells = (self.cells.get((checkpoint.name, file.name)) for checkpoint in self.checkpoints)
+        sources = list(dict.fromkeys(source for cell in cells if cell for source in cell.datasources))
+        names = [None, *sources] if len(sources) > 1 else [None]
+        return [(name, self.scores(file, datasource=name)) for name in names]
 
     def best(self, scores: Mapping[str, SampleScores], *, verifier: str) -> set[str]:
         """Return the checkpoints with the highest accuracy, none if all are equal."""
@@ -252,7 +247,16 @@ def board_record(board: Board) -> Record:
     """Return an evaluation as plain values: settings, files, checkpoints with their scores per file, comparisons."""
     return {
         "settings": dict(board.settings),
-        "files": {file.name: _file(file) for file in board.files},
+        "files": {
+            file.name: {
+                "source": file.source,
+                "verifiers": list(file.verifiers),
+                "k": list(file.ks),
+                **file.sampling,
+                "skipped_rows": [asdict(row) for row in file.skipped],
+            }
+            for file in board.files
+        },
         "checkpoints": [
             {
                 "name": checkpoint.name,
@@ -267,16 +271,6 @@ def board_record(board: Board) -> Record:
         ],
         "baseline": board.baseline,
         "comparisons": [asdict(comparison) for comparison in board.comparisons],
-    }
-
-
-def _file(file: MeasuredFile) -> Record:
-    return {
-        "source": file.source,
-        "verifiers": list(file.verifiers),
-        "k": list(file.ks),
-        **file.sampling,
-        "skipped_rows": [asdict(row) for row in file.skipped],
     }
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,23 +23,16 @@ from lmm_r1.config.evaluate import (
     responses_path,
 )
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
+from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.config.rewards import GivenFunctions, file_and_name, is_function, reward_list
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, SkippedRow, images_of, kind_of, videos_of
+from lmm_r1.data.sample import Completion
 from lmm_r1.data.training_rows import files_of_rows, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
-from lmm_r1.evaluation.rows import (
-    DEFAULT_VERIFIER,
-    Choices,
-    RowSet,
-    answer_files,
-    file_rows,
-    get_suite,
-    judge_responses,
-    suite_rows,
-)
+from lmm_r1.evaluation.rows import file_rows, get_suite, judge_responses, suite_rows
 from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
 from lmm_r1.files.atomic import lock_of, locked
 from lmm_r1.files.json_files import Number, checked, read_json_object, write_json_object
@@ -78,24 +71,24 @@ class Measured:
     seconds: float
 
 
-def measured_key(config: EvaluateConfig, path: str, row_set: RowSet) -> str | None:
+def measured_key(config: EvaluateConfig, path: str, file: MeasuredFile) -> str | None:
     """Return a digest of what an evaluation of a checkpoint on a file depends on; None if that is unknown."""
     base, adapter = split_adapter(path, None)
     states = [checkpoint_state(part) for part in (base, adapter and str(adapter)) if part]
-    files = [file_and_name(verifier)[0] for verifier in row_set.file.verifiers if is_function(verifier)]
-    if None in [*states, *files]:
+    code_files = [file_and_name(verifier)[0] for verifier in file.verifiers if is_function(verifier)]
+    if None in [*states, *code_files]:
         return None
-    rows = list(row_set.rows.values())
+    rows = list(file.rows.values())
     flags = {name: getattr(config, name) for name in (*ENGINE_FLAGS, *EPISODE_FLAGS, "top_p", "judge_timeout")}
     code = Path(config.agent.rpartition(":")[0]) if config.agent and ":" in config.agent else None
     depends = {
         "checkpoint": states,
-        "rows": [rows_digest(rows), list(row_set.rows), files_of_rows(rows)],
-        "sampling": row_set.sampling.model_dump(),
+        "rows": [rows_digest(rows), list(file.rows), files_of_rows(rows)],
+        "sampling": file.sampling,
         # With the files of reward functions, without what those import.
         "verifiers": [
-            *row_set.file.verifiers,
-            *(hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in files),
+            *file.verifiers,
+            *(hashlib.sha256(Path(str(path)).read_bytes()).hexdigest() for path in code_files),
         ],
         "flags": flags | {"agent_thought": dataclasses.asdict(config.agent_thought)},
         # The file with the user's own environment, without what that imports.
@@ -162,15 +155,8 @@ class MeasuredBefore:
 
     def write(self, found: Mapping[tuple[str, str], Measured]) -> None:
         """Write all of this in this order, replacing what was there."""
-        write_responses(self.path, _all_responses(found), append=False)
-        self._write_record(found)
-
-    def add(self, found: Mapping[tuple[str, str], Measured], new: Collection[tuple[str, str]]) -> None:
-        """Append the new responses; the file already holds the others."""
-        write_responses(self.path, _all_responses({names: found[names] for names in new}), append=True)
-        self._write_record(found)
-
-    def _write_record(self, found: Mapping[tuple[str, str], Measured]) -> None:
+        responses = [response for measured in found.values() for response in measured.responses]
+        write_responses(self.path, responses, append=False)
         entries = tuple(
             _Entry(
                 checkpoint=checkpoint,
@@ -184,10 +170,6 @@ class MeasuredBefore:
             if measured.key
         )
         write_json_object(self._record, dataclasses.asdict(_MeasuredRecord(measured=entries)))
-
-
-def _all_responses(found: Mapping[tuple[str, str], Measured]) -> Sequence[JudgedResponse]:
-    return [response for measured in found.values() for response in measured.responses]
 
 
 def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorEndpoint]:
@@ -216,15 +198,13 @@ def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorE
     return models
 
 
-def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[RowSet]:
-    """Return the rows of every file and suite; raises UserError for the first that cannot be read."""
-    chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows")
-    choices = Choices(ks=config.k, verifiers=config.reward, **{name: getattr(config, name) for name in chosen})
-    episodes = episode_settings(config)
-    if episodes is not None:
+def read_files(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[MeasuredFile]:
+    """Return every file and suite with its rows; raises UserError for the first that cannot be read."""
+    defaults: tuple[str, ...] = (DEFAULT_VERIFIER,)
+    if (episodes := episode_settings(config)) is not None:
         environment = episodes.environment()
         check_reward_parts(config.reward, environment)
-        choices = replace(choices, file_verifiers=default_verifiers(environment, otherwise=DEFAULT_VERIFIER))
+        defaults = default_verifiers(environment, otherwise=DEFAULT_VERIFIER)
     suites = [get_suite(name) for name in config.suite]
     recipes = {recipe.name: recipe for recipe in suites}
     if len(recipes) < len(suites):
@@ -236,15 +216,16 @@ def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: M
         if name in files:
             raise UserError(f"--files {name}={files[name]}: the suite {name} has this name; choose another")
     reading = row_reading(config)
-    row_sets = [file_rows(name, path, choices=choices, reading=reading) for name, path in files.items()]
-    row_sets += [suite_rows(recipe, path=copies.get(name), choices=choices) for name, recipe in recipes.items()]
-    return row_sets
+    return [
+        *(file_rows(name, path, config=config, reading=reading, defaults=defaults) for name, path in files.items()),
+        *(suite_rows(recipe, path=copies.get(name), config=config) for name, recipe in recipes.items()),
+    ]
 
 
 def measure(
     config: EvaluateConfig,
     checkpoints: Mapping[str, str],
-    row_sets: Sequence[RowSet],
+    files: Sequence[MeasuredFile],
     *,
     report: Callable[[str], None],
     functions: GivenFunctions | None = None,
@@ -259,46 +240,44 @@ def measure(
         report: gets a line now and then.
         functions: reward functions that are not in a Python file.
     """
-    named = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
+    named = dict.fromkeys(verifier for file in files for verifier in file.verifiers)
     judge = partial(make_judge, flag="--reward", workers=config.judge_workers, timeout_s=config.judge_timeout)
     judges = {
         verifier: judge(verifier, given=functions)
         for verifier in named
         if reward_part(verifier) is None and not reward_list(verifier)
     }
-    for row_set in row_sets:
-        for verifier in filter(judges.__contains__, row_set.file.verifiers):
-            judges[verifier].check_rows(list(row_set.rows.values()))
+    for file in files:
+        for verifier in filter(judges.__contains__, file.verifiers):
+            judges[verifier].check_rows(list(file.rows.values()))
     if checkpoints:
         prepare_process()
-        _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
-    output = config.output
-    with nullcontext() if output is None else locked(lock_of(output), output=f"--output {output}"):
-        subjects = [_local(config, name, path, row_sets) for name, path in checkpoints.items()]
+        _check_checkpoints(config, checkpoints, [row for file in files for row in file.rows.values()])
+    assert config.output is not None, "required if checkpoints are measured"
+    with locked(lock_of(config.output), output=f"--output {config.output}"):
+        subjects = [_local(config, name, path, files) for name, path in checkpoints.items()]
         subjects += _remote(config, report=report)
-        found = _measure_all(config, subjects, row_sets, judges=judges, report=report)
-    files = []
-    for file in (row_set.file for row_set in row_sets):
-        refused = (row for names, one in found.items() if names[1] == file.name for row in one.skipped)
-        files.append(replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index))))
-    answered = []
-    for subject in subjects:
-        own = {row_set.file.name: found[subject.name, row_set.file.name] for row_set in row_sets}
-        answered.append(
-            CheckpointResponses(
-                name=subject.name,
-                path=subject.path,
-                files={file: measured.responses for file, measured in own.items()},
-                seconds={file: measured.seconds for file, measured in own.items()},
-            )
+        found = _measure_all(config, subjects, files, judges=judges, report=report)
+    answered = [
+        CheckpointResponses(
+            name=subject.name,
+            path=subject.path,
+            files={file.name: found[subject.name, file.name].responses for file in files},
+            seconds={file.name: found[subject.name, file.name].seconds for file in files},
         )
-    return answered, files
+        for subject in subjects
+    ]
+    all_files = []
+    for file in files:
+        refused = (row for names, one in found.items() if names[1] == file.name for row in one.skipped)
+        all_files.append(replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index))))
+    return answered, all_files
 
 
 def _measure_all(
     config: EvaluateConfig,
     subjects: Sequence[_Subject],
-    row_sets: Sequence[RowSet],
+    files: Sequence[MeasuredFile],
     *,
     judges: Mapping[str, VerifierJudge | SourceJudge],
     report: Callable[[str], None],
@@ -307,30 +286,26 @@ def _measure_all(
     before = MeasuredBefore(config.output)
     if not config.overwrite:
         before.read()
-    keys = {(subject.name, row_set.file.name): subject.key(row_set) for subject in subjects for row_set in row_sets}
+    keys = {(subject.name, file.name): subject.key(file) for subject in subjects for file in files}
     taken = {names: before.take(*names, key) for names, key in keys.items()}
     found = {names: measured for names, measured in taken.items() if measured is not None}
     if config.agent is not None and config.checkpoints:
         played = (response.episode for one in found.values() for response in one.responses if response.episode)
         shown = {path for episode in played for turn in episode.said for path in turn.images}
         PictureFolder.next_to(config.output).clear(but=shown)
-    written = False
     for subject in subjects:
-        again = [row_set.file.name for row_set in row_sets if (subject.name, row_set.file.name) in found]
-        missing = [row_set for row_set in row_sets if row_set.file.name not in again]
+        again = [file.name for file in files if (subject.name, file.name) in found]
+        missing = [file for file in files if file.name not in again]
         if again:
             report(
                 f"{subject.said}: {', '.join(again)} as measured before, in {before.path} (--overwrite measures again)"
             )
         if missing:
-            new = _measured(config, subject, missing, keys=keys, judges=judges, report=report)
-            found |= new
+            found |= _measured(config, subject, missing, keys=keys, judges=judges, report=report)
             # Replace the earlier output only when there is a new result, not before an engine has started.
-            before.add(found, new.keys()) if written else before.write(found)
-            written = True
+            before.write(found)
     ordered = {names: found[names] for names in keys}
-    if not written or list(ordered) != list(found):
-        before.write(ordered)
+    before.write(ordered)
     return ordered
 
 
@@ -342,13 +317,13 @@ class _Subject:
     path: str
     said: str
     make: Callable[[], Responder]
-    key: Callable[[RowSet], str | None]
+    key: Callable[[MeasuredFile], str | None]
     """What its responses to a file depend on; None if unknown."""
 
 
-def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowSet]) -> _Subject:
+def _local(config: EvaluateConfig, name: str, path: str, files: Sequence[MeasuredFile]) -> _Subject:
     base, _ = split_adapter(path, None)
-    settings = _engine_settings(config, path, row_sets)
+    settings = _engine_settings(config, path, files)
 
     def make() -> Responder:
         return playing(make_engine(config.backend, base, settings), episode_settings(config))
@@ -376,78 +351,107 @@ def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_S
             said=settings.model,
             make=partial(EndpointEngine, settings, log=log),
             # The model of an endpoint may change; its log holds what was answered.
-            key=lambda row_set: None,
+            key=lambda file: None,
         )
         for settings in _remote_models(config, log=log)
     ]
 
 
 def _fitted(
-    config: EvaluateConfig, subject: _Subject, row_set: RowSet, *, report: Callable[[str], None]
+    config: EvaluateConfig, subject: _Subject, file: MeasuredFile, *, report: Callable[[str], None]
 ) -> Mapping[int, Row]:
     """Return rows whose images are scaled down if they are too long by them."""
     if subject.path == config.endpoint or config.agent is not None or config.overlong_images == "keep":
-        return row_set.rows
+        return file.rows
     checkpoint = Checkpoint(split_adapter(subject.path, None)[0], trust_remote_code=config.trust_remote_code)
-    wanted = row_set.sampling.max_new_tokens
+    wanted = file.sampling["max_new_tokens"]
     fitting = ImageFitting(checkpoint=checkpoint, max_len=config.max_model_len, wanted=wanted)
-    rows = {index: fitting.fitted(row) for index, row in row_set.rows.items()}
+    rows = {index: fitting.fitted(row) for index, row in file.rows.items()}
     if told := fitting.told(prefix="--"):
-        report(f"{subject.said}: {row_set.file.name}: {told}")
+        report(f"{subject.said}: {file.name}: {told}")
     return rows
+
+
+REPORTED_ROWS = 256
+"""Progress is reported each time this many rows are done."""
+
+
+def _answers(
+    engine: Responder,
+    rows: Mapping[int, Row],
+    sampling: SamplingSettings,
+    *,
+    what: str,
+    report: Callable[[str], None],
+    pictures: PictureFolder | None,
+) -> tuple[dict[int, tuple[Completion, ...]], tuple[SkippedRow, ...], float]:
+    """Return the responses by the row's index, in the order of the rows, the rows left out, and the seconds taken."""
+    began = time.perf_counter()
+    found: dict[int, tuple[Completion, ...]] = {}
+    skipped: list[SkippedRow] = []
+    for done, outcome in enumerate(engine.respond(rows.items(), sampling), start=1):
+        if outcome.reason is None:
+            found[outcome.index] = (outcome if pictures is None else outcome.with_images(pictures.kept)).completions
+        else:
+            skipped.append(SkippedRow(index=outcome.index, reason=outcome.reason))
+        if done % REPORTED_ROWS == 0 or done == len(rows):
+            report(f"{what} {done}/{len(rows)} rows")
+    if not found:
+        raise UserError(f"none of {len(rows)} rows can be answered; the first: {skipped[0].reason}")
+    ordered = {index: found[index] for index in rows if index in found}
+    return ordered, tuple(skipped), time.perf_counter() - began
 
 
 def _measured(
     config: EvaluateConfig,
     subject: _Subject,
-    row_sets: Sequence[RowSet],
+    files: Sequence[MeasuredFile],
     *,
     keys: Mapping[tuple[str, str], str | None],
     judges: Mapping[str, VerifierJudge | SourceJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
-    found = answer_files(
-        subject.make,
-        model=subject.said,
-        files={row_set.file.name: _fitted(config, subject, row_set, report=report) for row_set in row_sets},
-        sampling={
-            row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
-            for row_set in row_sets
-        },
-        report=report,
-        pictures=None if config.agent is None or config.output is None else PictureFolder.next_to(config.output),
-    )
+    rows = {file.name: _fitted(config, subject, file, report=report) for file in files}
+    pictures = None if config.agent is None or config.output is None else PictureFolder.next_to(config.output)
+    with contextlib.closing(subject.make()) as engine:
+        answered = {
+            file.name: _answers(
+                engine,
+                rows[file.name],
+                SamplingSettings(top_p=config.top_p, **file.sampling),
+                what=f"{subject.said}: {file.name}",
+                report=report,
+                pictures=pictures,
+            )
+            for file in files
+        }
     measured = {}
     # Judge only after the engine has stopped, because judging would compete with it for cores.
     with contextlib.ExitStack() as stack:
         for judge in judges.values():
             stack.enter_context(judge)
-        for row_set in row_sets:
-            names = subject.name, row_set.file.name
-            answered = found[row_set.file.name]
-            responses = judge_responses(answered.completions, checkpoint=subject.name, row_set=row_set, judges=judges)
+        for file in files:
+            names = subject.name, file.name
+            completions, skipped, seconds = answered[file.name]
+            responses = judge_responses(completions, checkpoint=subject.name, file=file, judges=judges)
+            # Rows may be left out for a temporary reason, a network or an environment: they are tried again.
+            images = (part.source for row in file.rows.values() for part in images_of(row.messages))
+            may_pass = config.agent is not None or any(kind_of(source) == "url" for source in images)
             measured[names] = Measured(
-                # Rows that were left out for a temporary reason are tried again.
-                key="" if answered.skipped and _may_pass(config, row_set) else keys[names] or "",
+                key="" if skipped and may_pass else keys[names] or "",
                 responses=tuple(responses),
-                skipped=answered.skipped,
-                seconds=answered.seconds,
+                skipped=skipped,
+                seconds=seconds,
             )
     return measured
 
 
-def _may_pass(config: EvaluateConfig, row_set: RowSet) -> bool:
-    """Return whether rows may have been left out for a temporary reason: a network or an environment."""
-    images = (part.source for row in row_set.rows.values() for part in images_of(row.messages))
-    return config.agent is not None or any(kind_of(source) == "url" for source in images)
-
-
-def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:
+def _engine_settings(config: EvaluateConfig, path: str, files: Sequence[MeasuredFile]) -> EngineSettings:
     base, adapter = split_adapter(path, None)
     shown_images = 0
     if config.agent is not None and kit_of(base, trust_remote_code=config.trust_remote_code).takes_images:
         shown_images = config.agent_max_images
-    rows = [row for row_set in row_sets for row in row_set.rows.values()]
+    rows = [row for file in files for row in file.rows.values()]
     return EngineSettings(
         adapter=adapter,
         dtype=config.dtype,

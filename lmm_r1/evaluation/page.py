@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from lmm_r1.data.messages import ImagePart, Row, VideoPart, describe_video
+from lmm_r1.data.messages import ImagePart, VideoPart, describe_video
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import Board, Comparison, MeasuredFile
 from lmm_r1.evaluation.page_parts import ImageError, data_uri, image_uri, mean, page_templates, points_text
@@ -73,118 +74,57 @@ class ShownPart:
     picture: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShownSaid:
-    role: str
-    parts: tuple[ShownPart, ...]
+def shown_rows(board: Board, file: MeasuredFile) -> list[dict[str, list[JudgedResponse]]]:
+    """Return the responses of each checkpoint to up to `MAX_ROWS` rows.
 
-
-@dataclass(frozen=True, kw_only=True)
-class ShownResponse:
-    parts: tuple[ResponsePart, ...]
-    right: bool
-    truncated: bool
-    tokens: int | None
-    said: tuple[ShownSaid, ...] = ()
-    told: str = ""
-    """How an episode went: `3 turns, over, tool calls 2`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownAnswers:
-    checkpoint: str
-    right: int
-    samples: int
-    responses: tuple[ShownResponse, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownRow:
-    place: str
-    question: str
-    label: str
-    answers: tuple[ShownAnswers, ...]
-    pictures: tuple[ShownPart, ...]
-    """Its images, or why they cannot be shown."""
-
-
-def shown_rows(board: Board, file: MeasuredFile) -> list[ShownRow]:
-    """Return up to `MAX_ROWS` rows: first those on which the checkpoints differ most, then in the order of the file."""
+    They begin with the rows on which the checkpoints differ most; others are in the order of the file.
+    """
     answered: dict[int, dict[str, list[JudgedResponse]]] = {}
     for checkpoint in board.checkpoints:
         for row in by_row(checkpoint.files.get(file.name, ())):
             answered.setdefault(row[0].index, {})[checkpoint.name] = row
 
     def spread(index: int) -> float:
-        means = [fmean(_right(response, file) for response in row) for row in answered[index].values()]
+        means = [fmean(is_right(response, file) for response in row) for row in answered[index].values()]
         return max(means) - min(means)
 
-    chosen = sorted(answered, key=lambda index: (-spread(index), index))[:MAX_ROWS]
-    pictures = _PagePictures()
-    return [_shown(answered[index], file=file, pictures=pictures) for index in chosen]
+    return [answered[index] for index in sorted(answered, key=lambda index: (-spread(index), index))[:MAX_ROWS]]
 
 
-def _shown(rows: dict[str, list[JudgedResponse]], *, file: MeasuredFile, pictures: _PagePictures) -> ShownRow:
-    first = next(iter(rows.values()))[0]
-    return ShownRow(
-        place=first.row,
-        question=clipped(first.question),
-        label=first.label,
-        answers=tuple(_answers(name, row, file=file, pictures=pictures) for name, row in rows.items()),
-        pictures=tuple(_row_pictures(first, row=file.rows.get(first.index), pictures=pictures)),
-    )
-
-
-def _row_pictures(first: JudgedResponse, *, row: Row | None, pictures: _PagePictures) -> list[ShownPart]:
-    if row is None:
-        count = first.images
-        what = "Its image is" if count == 1 else f"Its {count} images are"
-        return [ShownPart(text=f"{what} not available: the file of the row has moved or changed.")] if count else []
-    parts = [part for message in row.messages for part in message.parts]
-    return [
-        pictures.of_row(part, location=row.location) if isinstance(part, ImagePart) else _video_part(part)
-        for part in parts
-        if isinstance(part, ImagePart | VideoPart)
-    ]
-
-
-def _video_part(part: VideoPart) -> ShownPart:
-    described = describe_video(part)
-    return ShownPart(text=f"Video: {described if isinstance(described, str) else f'{len(described)} frames'}")
-
-
-def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile, pictures: _PagePictures) -> ShownAnswers:
-    return ShownAnswers(
-        checkpoint=name,
-        right=sum(_right(response, file) for response in row),
-        samples=len(row),
-        responses=tuple(
-            ShownResponse(
-                parts=tuple(text_parts(clipped(response.response))),
-                right=_right(response, file),
-                truncated=bool(response.truncated),
-                tokens=response.response_tokens,
-                said=_said(response, pictures=pictures),
-                told=_course(response),
-            )
-            for response in row[:MAX_SAMPLES]
-        ),
-    )
-
-
-class _PagePictures:
+class PagePictures:
     """Pictures as data URIs, up to the number that a page can hold."""
 
     def __init__(self) -> None:
         self._left = MAX_PICTURES
 
-    def of_episode(self, path: str) -> str:
-        return self._uri(lambda: data_uri(Path(path).read_bytes())).picture
+    def of_row(self, first: JudgedResponse, file: MeasuredFile) -> list[ShownPart]:
+        """Return the images of the row of a response, or why they cannot be shown."""
+        row = file.rows.get(first.index)
+        if row is None:
+            what = "Its image is" if first.images == 1 else f"Its {first.images} images are"
+            missing = ShownPart(text=f"{what} not available: the file of the row has moved or changed.")
+            return [missing] if first.images else []
+        shown = []
+        for part in (part for message in row.messages for part in message.parts):
+            if isinstance(part, ImagePart):
+                found = self._uri(partial(image_uri, part.source, location=row.location))
+                # A self-contained page loads nothing from the network.
+                is_embedded = found.picture.startswith("data:")
+                shown.append(found if is_embedded else ShownPart(text=found.picture or found.text))
+            elif isinstance(part, VideoPart):
+                described = describe_video(part)
+                frames = described if isinstance(described, str) else f"{len(described)} frames"
+                shown.append(ShownPart(text=f"Video: {frames}"))
+        return shown
 
-    def of_row(self, part: ImagePart, *, location: str) -> ShownPart:
-        found = self._uri(lambda: image_uri(part.source, location=location))
-        # A self-contained page loads nothing from the network.
-        return found if found.picture.startswith("data:") else ShownPart(text=found.picture or found.text)
+    def of_turn(self, turn: ShownTurn) -> list[ShownPart]:
+        """Return the texts and pictures of a turn of an episode; a picture that is not shown keeps its mark."""
+        texts = turn.text.split(PICTURE_MARK, len(turn.images))
+        parts = [ShownPart(text=clipped(texts[0]))]
+        for path, text in zip(turn.images, texts[1:], strict=False):
+            uri = self._uri(lambda path=path: data_uri(Path(path).read_bytes())).picture
+            parts += [ShownPart(picture=uri) if uri else ShownPart(text=PICTURE_MARK), ShownPart(text=clipped(text))]
+        return [part for part in parts if part.text.strip() or part.picture]
 
     def _uri(self, make: Callable[[], str]) -> ShownPart:
         if not self._left:
@@ -197,23 +137,8 @@ class _PagePictures:
         return ShownPart(picture=picture)
 
 
-def _said(response: JudgedResponse, *, pictures: _PagePictures) -> tuple[ShownSaid, ...]:
-    if response.episode is None:
-        return ()
-    return tuple(ShownSaid(role=turn.role, parts=_parts(turn, pictures=pictures)) for turn in response.episode.said)
-
-
-def _parts(turn: ShownTurn, *, pictures: _PagePictures) -> tuple[ShownPart, ...]:
-    texts = turn.text.split(PICTURE_MARK, len(turn.images))
-    parts = [ShownPart(text=clipped(texts[0]))]
-    for path, text in zip(turn.images, texts[1:], strict=False):
-        uri = pictures.of_episode(path)
-        # A picture that is not shown keeps its mark.
-        parts += [ShownPart(picture=uri) if uri else ShownPart(text=PICTURE_MARK), ShownPart(text=clipped(text))]
-    return tuple(part for part in parts if part.text.strip() or part.picture)
-
-
-def _course(response: JudgedResponse) -> str:
+def course(response: JudgedResponse) -> str:
+    """Return how the episode of a response went: `3 turns, over, tool calls 2`; empty without one."""
     episode = response.episode
     if episode is None:
         return ""
@@ -222,7 +147,8 @@ def _course(response: JudgedResponse) -> str:
     return ", ".join([f"{episode.turns} {'turn' if episode.turns == 1 else 'turns'}", end, *numbers])
 
 
-def _right(response: JudgedResponse, file: MeasuredFile) -> bool:
+def is_right(response: JudgedResponse, file: MeasuredFile) -> bool:
+    """Return whether a response is right by the first verifier of its file."""
     return response.verdicts[file.verifier].right
 
 
@@ -234,9 +160,12 @@ def clipped(text: str) -> str:
     return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
 
 
-FILTERS: dict[str, Callable[..., str]] = {
+FILTERS: dict[str, Callable[..., object]] = {
     "change": points_text,
-    **{show.__name__: show for show in (share, count, mean, estimate, interval, p_value)},
+    **{
+        show.__name__: show
+        for show in (share, count, mean, estimate, interval, p_value, clipped, text_parts, course, is_right)
+    },
 }
 
 MAX_SKIPPED = 20
@@ -270,25 +199,14 @@ class RowGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntervalMark:
-    """Positions on an axis from 0 to `WIDTH`, whose middle is a difference of zero."""
-
-    low: float
-    high: float
-    dot: float
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class FileView:
     file: MeasuredFile
-    anchor: str
-    groups: tuple[RowGroup, ...]
+    groups: list[RowGroup]
     notes: list[str]
-    comparisons: tuple[tuple[Comparison, IntervalMark], ...]
+    comparisons: list[Comparison]
     reach: float
     """How far the axis of the comparisons extends on each side of zero."""
-    shown: list[ShownRow]
+    shown: list[dict[str, list[JudgedResponse]]]
 
 
 def build_page(board: Board, *, written_at: datetime | None = None) -> str:
@@ -298,9 +216,11 @@ def build_page(board: Board, *, written_at: datetime | None = None) -> str:
         .get_template("scoreboard.html.j2")
         .render(
             board=board,
-            views=[_view(board, file, number=number) for number, file in enumerate(board.files, start=1)],
+            views=[_view(board, file) for file in board.files],
+            pictures=PagePictures(),
             width=WIDTH,
             max_skipped=MAX_SKIPPED,
+            max_samples=MAX_SAMPLES,
             confidence=CONFIDENCE_TEXT,
             settings={name: board.settings[name] for name in PAGE_SETTINGS if board.settings.get(name) is not None},
             written_at=written_at or datetime.now(tz=timezone.utc),
@@ -308,18 +228,25 @@ def build_page(board: Board, *, written_at: datetime | None = None) -> str:
     )
 
 
-def _view(board: Board, file: MeasuredFile, *, number: int) -> FileView:
-    sources = board.datasources(file)
+def _view(board: Board, file: MeasuredFile) -> FileView:
     comparisons = [comparison for comparison in board.comparisons if comparison.file == file.name]
-    # The axis extends equally far on both sides of zero, and holds all comparisons.
-    reach = max([SMALLEST_REACH, *(abs(end) for one in comparisons for end in (one.low, one.high))])
+    groups = [
+        RowGroup(
+            title="All rows" if source is None else source,
+            rows=max(found.rows for found in scores.values()),
+            scores=scores,
+            best=board.best(scores, verifier=file.verifier),
+            played={name: told for name, found in scores.items() if (told := episode_columns(found))},
+        )
+        for source, scores in board.groups(file)
+    ]
     return FileView(
         file=file,
-        anchor=f"file-{number}",
-        groups=tuple(_groups(board, file, sources=sources)),
+        groups=groups,
         notes=list(_notes(board, file)),
-        comparisons=tuple((comparison, interval_mark(comparison, reach=reach)) for comparison in comparisons),
-        reach=reach,
+        comparisons=comparisons,
+        # The axis extends equally far on both sides of zero, and holds all comparisons.
+        reach=max([SMALLEST_REACH, *(abs(end) for one in comparisons for end in (one.low, one.high))]),
         shown=shown_rows(board, file),
     )
 
@@ -336,31 +263,3 @@ def _notes(board: Board, file: MeasuredFile) -> Iterator[str]:
         if ungradable:
             what = "1 row" if ungradable == 1 else f"{ungradable:,} rows"
             yield f"{verifier} cannot read the label of {what}, so every answer there counts as wrong."
-
-
-def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list[RowGroup]:
-    groups = []
-    for source in [None, *(sources if len(sources) > 1 else ())]:
-        scores = board.scores(file, datasource=source)
-        groups.append(
-            RowGroup(
-                title="All rows" if source is None else source,
-                rows=max(found.rows for found in scores.values()),
-                scores=scores,
-                best=board.best(scores, verifier=file.verifier),
-                played={name: told for name, found in scores.items() if (told := episode_columns(found))},
-            )
-        )
-    return groups
-
-
-def interval_mark(comparison: Comparison, *, reach: float) -> IntervalMark:
-    """Return where to draw a comparison on an axis from -reach to reach."""
-
-    def place(value: float) -> float:
-        return round(WIDTH * (value / reach + 1) / 2, 1)
-
-    verdict = "up" if comparison.low > 0 else "down" if comparison.high < 0 else "even"
-    return IntervalMark(
-        low=place(comparison.low), high=place(comparison.high), dot=place(comparison.difference), verdict=verdict
-    )

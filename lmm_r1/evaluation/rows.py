@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
+from lmm_r1.config.evaluate import RESPONSES_SUFFIX, EvaluateConfig, responses_path
 from lmm_r1.config.generation import reward_part
+from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.config.rewards import columns_of, reward_list
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, SkippedRow, TextPart, check_asks, images_of
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.recipes import Recipe, SuiteSampling, get_recipe, recipe_names
@@ -25,7 +23,6 @@ from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import environment_scores, episode_of, powers_of_two
-from lmm_r1.generation.engine import Responder, SamplingSettings
 from lmm_r1.records.responses import JudgedResponse, VerifierVerdict, by_row, read_responses
 from lmm_r1.scoring.response_scores import VerifierJudge
 from lmm_r1.scoring.sources import SourceJudge, sum_of
@@ -111,61 +108,55 @@ def _source(recipe: Recipe, *, path: str | None) -> SourceFiles:
         ) from error
 
 
-DEFAULT_VERIFIER = "math"
+def file_rows(
+    name: str,
+    path: str,
+    *,
+    config: EvaluateConfig,
+    reading: RowReading = AS_THEY_ARE,
+    defaults: tuple[str, ...] = (DEFAULT_VERIFIER,),
+) -> MeasuredFile:
+    """Return a file of rows; raises UserError if it cannot be read or none of its rows can be used.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """The user's settings that override the defaults of a file or a suite; None and () keep them."""
-
-    verifiers: tuple[str, ...] = ()
-    file_verifiers: tuple[str, ...] = (DEFAULT_VERIFIER,)
-    """The verifiers of files, if none are chosen."""
-    ks: tuple[int, ...] = ()
-    temperature: float | None = None
-    n_samples: int | None = None
-    max_new_tokens: int | None = None
-    max_rows: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowSet:
-    """One file or suite with its rows and settings."""
-
-    file: MeasuredFile
-    rows: dict[int, Row]
-    sampling: SuiteSampling
-    notes: tuple[str, ...] = ()
-    summary: str | None = None
-    """For a file: its rows and its format, in a sentence."""
-
-
-def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = AS_THEY_ARE) -> RowSet:
-    """Return the rows of a file; raises UserError if it cannot be read or none of its rows can be used."""
-    verifiers = choices.verifiers or choices.file_verifiers
+    Args:
+        defaults: the verifiers without --reward.
+    """
+    verifiers = config.reward or defaults
     # A part of an environment's reward needs no answer.
     judged = any(reward_part(verifier) is None for verifier in verifiers)
-    read = read_row_file(path, max_rows=choices.max_rows, reading=reading, answer_required=judged, bad_rows="skip")
-    rows, unusable = _usable(read.rows, path=path)
-    skipped = sorted([*read.skipped, *unusable], key=lambda row: row.index)
-    made = _row_set(name, path, rows, skipped, verifiers=verifiers, sampling=SuiteSampling(), choices=choices)
-    return replace(made, summary=read.summary_as_prompts)
+    read = read_row_file(path, max_rows=config.max_rows, reading=reading, answer_required=judged, bad_rows="skip")
+    rows: dict[int, Row] = {}
+    skipped = list(read.skipped)
+    for index, row in read.rows.items():
+        try:
+            check_asks(row)
+            check_embedded_images(row)
+            rows[index] = row
+        except UserError as error:
+            skipped.append(SkippedRow(index=index, reason=str(error)))
+    if not rows:
+        raise UserError(f"{path}: none of its rows can be used; the first: {skipped[len(read.skipped)].reason}")
+    skipped.sort(key=lambda row: row.index)
+    made = _measured_file(name, path, rows, skipped, verifiers=verifiers, sampling=SuiteSampling(), config=config)
+    return replace(made, notes=(read.summary_as_prompts, *made.notes))
 
 
-def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
-    """Return the rows of a suite, from a local copy or from the hub; raises UserError as `load_suite` does."""
-    rows, skipped = load_suite(recipe, path=path, max_rows=choices.max_rows)
+def suite_rows(recipe: Recipe, *, path: str | None, config: EvaluateConfig) -> MeasuredFile:
+    """Return a suite, from a local copy or from the hub; raises UserError as `load_suite` does."""
+    rows, skipped = load_suite(recipe, path=path, max_rows=config.max_rows)
     assert recipe.sampling is not None, "a suite has sampling settings"
-    verifiers, source = choices.verifiers or recipe.verifiers, path or str(recipe.source.dataset)
-    made = _row_set(recipe.name, source, rows, skipped, verifiers=verifiers, sampling=recipe.sampling, choices=choices)
+    source, verifiers = path or str(recipe.source.dataset), config.reward or recipe.verifiers
+    made = _measured_file(
+        recipe.name, source, rows, skipped, verifiers=verifiers, sampling=recipe.sampling, config=config
+    )
     found = len(rows) + len(skipped)
-    if choices.max_rows is not None or recipe.rows in (None, found):
+    if config.max_rows is not None or recipe.rows in (None, found):
         return made
     note = f"suite {recipe.name}: {found:,} rows were found, but the benchmark has {recipe.rows:,}"
     return replace(made, notes=(*made.notes, note))
 
 
-def _row_set(
+def _measured_file(
     name: str,
     source: str,
     rows: dict[int, Row],
@@ -173,103 +164,27 @@ def _row_set(
     *,
     verifiers: Sequence[str],
     sampling: SuiteSampling,
-    choices: Choices,
-) -> RowSet:
-    changes = {field: getattr(choices, field) for field in SuiteSampling.model_fields}
+    config: EvaluateConfig,
+) -> MeasuredFile:
+    changes = {field: getattr(config, field) for field in SuiteSampling.model_fields}
     sampling = sampling.model_copy(update={field: value for field, value in changes.items() if value is not None})
     count, notes = sampling.n_samples, []
     if count > 1 and sampling.temperature == 0:
         notes = [f"{name}: at temperature 0 the {count} samples of a row are identical; raise --temperature"]
-    for k in choices.ks:
+    for k in config.k:
         if not 1 <= k <= count:
             raise UserError(
                 f"--k {k}: {name} has {count} samples per row, so k must be from 1 to {count}; raise --n_samples"
             )
-    file = MeasuredFile(
+    return MeasuredFile(
         name=name,
         source=source,
         verifiers=columns_of(verifiers),
-        ks=tuple(sorted(set(choices.ks))) or tuple(powers_of_two(count)),
+        ks=tuple(sorted(set(config.k))) or tuple(powers_of_two(count)),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
         rows=rows,
-    )
-    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(notes))
-
-
-def _usable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[SkippedRow]]:
-    """Return the rows that a model can answer and whose embedded images can be decoded, and the others."""
-    good: dict[int, Row] = {}
-    skipped: list[SkippedRow] = []
-    for index, row in rows.items():
-        try:
-            check_asks(row)
-            check_embedded_images(row)
-            good[index] = row
-        except UserError as error:
-            skipped.append(SkippedRow(index=index, reason=str(error)))
-    if not good:
-        raise UserError(f"{path}: none of its rows can be used; the first: {skipped[0].reason}")
-    return good, skipped
-
-
-# Progress is reported each time this many rows are done.
-REPORTED_ROWS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnsweredRows:
-    """A checkpoint's responses to the rows of one file."""
-
-    completions: dict[int, tuple[Completion, ...]]
-    """By the row's index in the file, in that order, without rows that could not be answered."""
-    skipped: tuple[SkippedRow, ...]
-    seconds: float
-
-
-def answer_files(
-    make: Callable[[], Responder],
-    *,
-    model: str,
-    files: Mapping[str, Mapping[int, Row]],
-    sampling: Mapping[str, SamplingSettings],
-    report: Callable[[str], None],
-    pictures: PictureFolder | None = None,
-) -> dict[str, AnsweredRows]:
-    """Return a model's responses to the rows of each file; `report` gets a line now and then."""
-    with contextlib.closing(make()) as engine:
-        return {
-            name: _answers(engine, rows, sampling[name], what=f"{model}: {name}", report=report, pictures=pictures)
-            for name, rows in files.items()
-        }
-
-
-def _answers(
-    engine: Responder,
-    rows: Mapping[int, Row],
-    sampling: SamplingSettings,
-    *,
-    what: str,
-    report: Callable[[str], None],
-    pictures: PictureFolder | None,
-) -> AnsweredRows:
-    began = time.perf_counter()
-    found: dict[int, tuple[Completion, ...]] = {}
-    skipped: list[SkippedRow] = []
-    for done, outcome in enumerate(engine.respond(rows.items(), sampling), start=1):
-        if outcome.reason is None:
-            kept = outcome if pictures is None else outcome.with_images(pictures.kept)
-            found[outcome.index] = kept.completions
-        else:
-            skipped.append(SkippedRow(index=outcome.index, reason=outcome.reason))
-        if done % REPORTED_ROWS == 0 or done == len(rows):
-            report(f"{what} {done}/{len(rows)} rows")
-    if not found:
-        raise UserError(f"none of {len(rows)} rows can be answered; the first: {skipped[0].reason}")
-    return AnsweredRows(
-        completions={index: found[index] for index in rows if index in found},
-        skipped=tuple(skipped),
-        seconds=time.perf_counter() - began,
+        notes=tuple(notes),
     )
 
 
@@ -277,12 +192,12 @@ def judge_responses(
     completions: Mapping[int, Sequence[Completion]],
     *,
     checkpoint: str,
-    row_set: RowSet,
+    file: MeasuredFile,
     judges: Mapping[str, VerifierJudge | SourceJudge],
 ) -> list[JudgedResponse]:
     """Return the responses with the verdicts of the file's verifiers, row by row; raises UserError if a function fails."""
     asked = [
-        (index, row_set.rows[index], sample, completion)
+        (index, file.rows[index], sample, completion)
         for index, samples in completions.items()
         for sample, completion in enumerate(samples)
     ]
@@ -291,9 +206,9 @@ def judge_responses(
         for _, row, _, completion in asked
     ]
     played = [completion.played for _, _, _, completion in asked]
-    groups = [(row_set.rows[index], samples) for index, samples in completions.items()]
+    groups = [(file.rows[index], samples) for index, samples in completions.items()]
     judged: dict[str, list[Score]] = {}
-    for verifier in row_set.file.verifiers:
+    for verifier in file.verifiers:
         judge = judges.get(verifier)
         if listed := reward_list(verifier):
             each = zip(*(judged[part.source] for part in listed), strict=True)
@@ -306,7 +221,7 @@ def judge_responses(
     return [
         JudgedResponse(
             checkpoint=checkpoint,
-            file=row_set.file.name,
+            file=file.name,
             index=index,
             row=row.location,
             datasource=row.datasource,
@@ -353,13 +268,17 @@ def saved_checkpoints(entries: Sequence[str]) -> list[CheckpointResponses]:
     """
     found: list[tuple[str, Path, list[JudgedResponse]]] = []
     for entry in entries:
-        wanted, path = _parted(entry)
+        name, equals, end = entry.rpartition("=")
+        # A path may contain the sign, too.
+        wanted, path = (name, Path(end)) if equals and not Path(entry).exists() else ("", Path(entry))
+        if path.suffix == ".json":
+            path = responses_path(path)
         by_name: dict[str, list[JudgedResponse]] = {}
         for response in read_responses(path):
             by_name.setdefault(response.checkpoint, []).append(response)
-        if wanted is not None and wanted not in by_name:
+        if wanted and wanted not in by_name:
             raise UserError(f"--compare {entry}: {path} has no checkpoint {wanted}; it has {', '.join(by_name)}")
-        found += [(name, path, own) for name, own in by_name.items() if wanted in (None, name)]
+        found += [(name, path, own) for name, own in by_name.items() if wanted in ("", name)]
     if len(found) < 2:
         raise UserError(f"--compare {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
     names = [name for name, _, _ in found]
@@ -369,28 +288,19 @@ def saved_checkpoints(entries: Sequence[str]) -> list[CheckpointResponses]:
     ]
     if len(set(titles)) < len(titles):
         raise UserError(f"--compare {' '.join(entries)}: the same checkpoint is given twice")
-    return [_checkpoint(title, path, own) for title, (_, path, own) in zip(titles, found, strict=True)]
+    checkpoints = []
+    for title, (_, path, own) in zip(titles, found, strict=True):
+        files: dict[str, list[JudgedResponse]] = {}
+        for response in own:
+            files.setdefault(response.file, []).append(replace(response, checkpoint=title))
+        checkpoints.append(CheckpointResponses(name=title, path=str(path), files=files))
+    return checkpoints
 
 
 def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ...] = ()) -> list[MeasuredFile]:
     """Return the files that the checkpoints answered, with the verifiers that judged all of them."""
     names = dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.files)
     return [_file(name, [own.files[name] for own in checkpoints if name in own.files], ks=ks) for name in names]
-
-
-def _parted(entry: str) -> tuple[str | None, Path]:
-    """Return the name of the checkpoint, if one is given, and the file of responses."""
-    name, equals, found = entry.rpartition("=")
-    # A path may contain the sign, too.
-    named, path = (name, Path(found)) if equals and not Path(entry).exists() else (None, Path(entry))
-    return named, responses_path(path) if path.suffix == ".json" else path
-
-
-def _checkpoint(title: str, path: Path, responses: Sequence[JudgedResponse]) -> CheckpointResponses:
-    files: dict[str, list[JudgedResponse]] = {}
-    for response in responses:
-        files.setdefault(response.file, []).append(replace(response, checkpoint=title))
-    return CheckpointResponses(name=title, path=str(path), files=files)
 
 
 def _file(name: str, answered: Sequence[Sequence[JudgedResponse]], *, ks: tuple[int, ...]) -> MeasuredFile:

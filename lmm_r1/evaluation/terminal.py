@@ -30,55 +30,47 @@ def print_board(board: Board) -> None:
         console = Console(width=LOG_WIDTH)
     for file in board.files:
         console.print(_file_table(board, file))
-        for table in _episode_tables(board, file):
-            console.print(table)
+        played = {name: told for name, scores in board.scores(file).items() if (told := episode_columns(scores))}
+        if played:
+            console.print(_episode_table(file, played))
     if board.comparisons:
         console.print(_comparison_table(board))
 
 
 def _file_table(board: Board, file: MeasuredFile) -> Table:
-    sources = board.datasources(file)
     most = max(file.ks)
     skipped = f", {len(file.skipped)} left out" if file.skipped else ""
     rows = max(scores.rows for scores in board.scores(file).values())
     title = f"{file.name}: {rows:,} rows{skipped}, percent \N{PLUS-MINUS SIGN} standard error over rows"
+    # One sample has neither, and two samples are no vote.
     sampled = [f"pass@{most}", f"majority@{most}"][: most - 1]
     table = _table(title, [*file.verifiers, *sampled, "in format", "mean tokens", "cut off"])
-    for source in [None, *(sources if len(sources) > 1 else ())]:
-        scores = board.scores(file, datasource=source)
+    for source, scores in board.groups(file):
         best = board.best(scores, verifier=file.verifier)
         if source is not None:
             table.add_row(Text(f"{source}, {max(found.rows for found in scores.values()):,} rows", style="italic"))
         for name, found in scores.items():
             marked = f"{name} {BEST}" if name in best else name
-            cells = [marked, *_cells(found, file=file, most=most)]
+            own = found.verifiers[file.verifier]
+            cells = [
+                marked,
+                *(estimate(found.verifiers[verifier].accuracy) for verifier in file.verifiers),
+                *[estimate(own.pass_at_k[most]), estimate(own.majority_at_k[most])][: most - 1],
+                share(found.format),
+                mean(found.mean_response_tokens),
+                share(found.truncated_rate),
+            ]
             table.add_row(*map(Text, cells), style="bold" if name in best else None)
         table.add_section()
     return table
 
 
-def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
-    own = scores.verifiers[file.verifier]
-    # One sample has neither, and two samples are no vote.
-    sampled = [estimate(own.pass_at_k[most]), estimate(own.majority_at_k[most])][: most - 1]
-    return [
-        *(estimate(scores.verifiers[verifier].accuracy) for verifier in file.verifiers),
-        *sampled,
-        share(scores.format),
-        mean(scores.mean_response_tokens),
-        share(scores.truncated_rate),
-    ]
-
-
-def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
-    found = {name: scores for name, scores in board.scores(file).items() if scores.episodes is not None}
-    if not found:
-        return []
-    played = {name: episode_columns(scores) for name, scores in found.items()}
-    means = _table(f"{file.name}: means of an episode, and how they ended in percent", columns(played.values()))
-    for name, values in played.items():
-        means.add_row(*map(Text, [name, *(values.get(column, UNKNOWN) for column in columns(played.values()))]))
-    return [means]
+def _episode_table(file: MeasuredFile, played: Mapping[str, Mapping[str, str]]) -> Table:
+    names = columns(played.values())
+    table = _table(f"{file.name}: means of an episode, and how they ended in percent", names)
+    for checkpoint, values in played.items():
+        table.add_row(*map(Text, [checkpoint, *(values.get(column, UNKNOWN) for column in names)]))
+    return table
 
 
 def _table(title: str, numbers: Sequence[str], *, names: Sequence[str] = ("Checkpoint",)) -> Table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lmm_r1.evaluation.page_parts import duration, number, percent, percent_text
 from lmm_r1.records.metrics import SPAN_PREFIX, FileScores, MetricLog, MetricRow
-from lmm_r1.report.curves import COLORS, Panel, PanelSpec, Points
+from lmm_r1.report.curves import COLORS, Panel, Points
 
 INTERVALS = 4
 # Smaller spans count as zero, because a quarter of them could be.
@@ -17,7 +17,6 @@ SMALLEST_SPAN = 1e-300
 
 LEFT, RIGHT, TOP, BOTTOM = 54, 330, 10, 162
 
-Show = Callable[[float | None], str]
 HoverPoint = tuple[float, float, str, str]
 
 
@@ -44,8 +43,10 @@ class Axis:
         """Return the multiples of the step within the axis, labelled by `text`."""
         first = math.ceil(self.low / self.step - 1e-9)
         last = math.floor(self.high / self.step + 1e-9)
+        # Without the rounding error of a multiple of the step: 0.30000000000000004 becomes 0.3.
+        digits = 2 - math.floor(math.log10(self.step))
         values = [index * self.step for index in range(first, last + 1)]
-        return [Tick(place=round(self.place(value), 1), label=text(_clean(value, step=self.step))) for value in values]
+        return [Tick(place=round(self.place(value), 1), label=text(round(value, digits))) for value in values]
 
 
 def nice_axis(low: float, high: float, *, start: float, end: float, tight: bool = False, whole: bool = False) -> Axis:
@@ -53,7 +54,9 @@ def nice_axis(low: float, high: float, *, start: float, end: float, tight: bool 
     if high - low <= max(1e-12 * max(abs(low), abs(high)), SMALLEST_SPAN):
         margin = 1.0 if whole or low == 0 else abs(low) / 2
         low, high = low - margin, high + margin
-    step = _nice_step((high - low) / INTERVALS)
+    rough = (high - low) / INTERVALS
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     if whole:
         step = max(1.0, step)
     if not tight:
@@ -61,127 +64,83 @@ def nice_axis(low: float, high: float, *, start: float, end: float, tight: bool 
     return Axis(low=low, high=high, step=step, start=start, end=end)
 
 
-def _nice_step(rough: float) -> float:
-    power = 10 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-
-
-def _clean(value: float, *, step: float) -> float:
-    """Remove the rounding error of a multiple of the step: 0.30000000000000004 becomes 0.3."""
-    digits = 2 - math.floor(math.log10(step))
-    return round(value, digits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnLine:
-    """One line: SVG path data for its values and, if it is smoothed, for the average."""
-
-    name: str
-    style: str
-    run: int | None
-    last: str
-    raw: str
-    smooth: str
-    dots: tuple[tuple[float, float], ...]
-    """Values without a neighbour, which a path would not show."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LineChart:
     """A panel in SVG units."""
 
-    title: str
-    unit: str
-    label: str
-    """The whole chart in one sentence, for screen readers."""
-    low: float
-    high: float
-    is_share: bool
-    from_zero: bool
-    """Whether the axis starts at zero unless a value is below."""
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    lines: tuple[DrawnLine, ...]
-    hover: str
-    """JSON for the pointer: the name of each line and (x, y, step, value text) of each point."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Axes:
-    """The axes of a panel, and what its lines are on them."""
-
+    panel: Panel
     x: Axis
     y: Axis
-    show: Show
+    is_share: bool
 
-    def path(self, points: Points) -> str:
-        return "".join(
-            "M" + "L".join(f"{self.x.place(step):.1f} {self.y.place(value):.2f}" for step, value in piece)
-            for piece in _pieces(points)
-            if len(piece) > 1
+    def show(self, value: float | None) -> str:
+        """Return a value as the chart writes it."""
+        return percent(value) if self.is_share else number(value)
+
+    @property
+    def label(self) -> str:
+        """The whole chart in one sentence, for screen readers."""
+        ends = (
+            f"{line.name} from {self.show(line.points[0][1])} at step {line.points[0][0]:g} "
+            f"to {self.show(line.points[-1][1])} at step {line.points[-1][0]:g}"
+            for line in self.panel.lines
+        )
+        return f"{self.panel.spec.title}: {'; '.join(ends)}"
+
+    @property
+    def x_ticks(self) -> list[Tick]:
+        return self.x.ticks(number)
+
+    @property
+    def y_ticks(self) -> list[Tick]:
+        return self.y.ticks((lambda share: f"{100 * share:.3g}%") if self.is_share else number)
+
+    @property
+    def hover(self) -> str:
+        """JSON for the pointer: the name of each line and (x, y, step, value text) of each point."""
+        return json.dumps(
+            [{"name": line.name, "run": line.run, "points": self._hovered(line.points)} for line in self.panel.lines]
         )
 
-    def dots(self, points: Points) -> tuple[tuple[float, float], ...]:
-        alone = (piece[0] for piece in _pieces(points) if len(piece) == 1)
-        return tuple((round(self.x.place(step), 1), round(self.y.place(value), 1)) for step, value in alone)
-
-    def hover(self, points: Points) -> list[HoverPoint]:
+    def _hovered(self, points: Points) -> list[HoverPoint]:
         return [
             (round(self.x.place(step), 1), round(self.y.place(value), 2), f"{step:.0f}", self.show(value))
             for step, value in points
             if value is not None
         ]
 
+    def path(self, points: Points) -> str:
+        """Return SVG path data of a line, which is broken at missing values."""
+        return "".join(
+            "M" + "L".join(f"{self.x.place(step):.1f} {self.y.place(value):.2f}" for step, value in piece)
+            for piece in _pieces(points)
+            if len(piece) > 1
+        )
+
+    def dots(self, points: Points) -> list[tuple[float, float]]:
+        """Return the places of values without a neighbour, which a path would not show."""
+        alone = (piece[0] for piece in _pieces(points) if len(piece) == 1)
+        return [(round(self.x.place(step), 1), round(self.y.place(value), 1)) for step, value in alone]
+
 
 def line_chart(panel: Panel) -> LineChart:
-    spec, lines = panel.spec, panel.lines
-    steps = [step for line in lines for step, _ in line.points]
-    values = [value for line in lines for _, value in line.points if value is not None]
-    is_share = spec.is_share and all(0 <= value <= 1 for value in values)
-    axes = _Axes(
-        x=nice_axis(min(steps), max(steps), start=LEFT, end=RIGHT, tight=True, whole=True),
-        y=_y_axis(values or [0.0], spec=spec, is_share=is_share),
-        show=percent if is_share else number,
-    )
-    ends = (
-        f"{line.name} from {axes.show(line.points[0][1])} at step {line.points[0][0]:g} "
-        f"to {axes.show(line.points[-1][1])} at step {line.points[-1][0]:g}"
-        for line in lines
-    )
-    return LineChart(
-        title=spec.title,
-        unit=spec.unit,
-        label=f"{spec.title}: {'; '.join(ends)}",
-        low=axes.y.low,
-        high=axes.y.high,
-        is_share=is_share,
-        from_zero=spec.from_zero or is_share,
-        x_ticks=tuple(axes.x.ticks(number)),
-        y_ticks=tuple(axes.y.ticks((lambda share: f"{100 * share:.3g}%") if is_share else number)),
-        lines=tuple(
-            DrawnLine(
-                name=line.name,
-                style=f"c{line.color} dash{line.dash}" if line.dash else f"c{line.color}",
-                run=line.run,
-                last=axes.show(line.last),
-                raw=axes.path(line.points),
-                smooth=axes.path(line.smooth),
-                dots=axes.dots(line.points),
-            )
-            for line in lines
-        ),
-        hover=json.dumps([{"name": line.name, "run": line.run, "points": axes.hover(line.points)} for line in lines]),
-    )
-
-
-def _y_axis(values: Sequence[float], *, spec: PanelSpec, is_share: bool) -> Axis:
-    if is_share:
-        return Axis(low=0.0, high=1.0, step=0.25, start=BOTTOM, end=TOP)
+    steps = [step for line in panel.lines for step, _ in line.points]
+    values = [value for line in panel.lines for _, value in line.points if value is not None] or [0.0]
+    is_share = panel.spec.is_share and all(0 <= value <= 1 for value in values)
     low, high = min(values), max(values)
     # An axis that nearly reaches zero is easier to read from zero.
-    if low >= 0 and (spec.from_zero or low < 0.3 * high):
+    if low >= 0 and (panel.spec.from_zero or low < 0.3 * high):
         low, high = 0.0, high or 1.0
-    return nice_axis(low, high, start=BOTTOM, end=TOP)
+    return LineChart(
+        panel=panel,
+        x=nice_axis(min(steps), max(steps), start=LEFT, end=RIGHT, tight=True, whole=True),
+        y=(
+            Axis(low=0.0, high=1.0, step=0.25, start=BOTTOM, end=TOP)
+            if is_share
+            else nice_axis(low, high, start=BOTTOM, end=TOP)
+        ),
+        is_share=is_share,
+    )
 
 
 def _pieces(points: Points) -> list[list[tuple[float, float]]]:

@@ -126,11 +126,7 @@ def smoothing_window(count: int) -> int:
 def moving_average(points: Points, *, window: int) -> Points:
     """Return the mean over a centred window of points, truncated at both ends, ignoring None values."""
     half = window // 2
-    averaged: list[Point] = []
-    for index, (step, _) in enumerate(points):
-        near = [value for _, value in points[max(0, index - half) : index + half + 1] if value is not None]
-        averaged.append((step, sum(near) / len(near) if near else None))
-    return averaged
+    return [(step, _mean(points[max(0, index - half) : index + half + 1])) for index, (step, _) in enumerate(points)]
 
 
 def thinned(points: Points, *, limit: int) -> Points:
@@ -138,19 +134,14 @@ def thinned(points: Points, *, limit: int) -> Points:
     if len(points) <= limit:
         return points
     bounds = [round(bucket * len(points) / limit) for bucket in range(limit + 1)]
-    return [_mean_point(points[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
-
-
-def _mean_point(points: Points) -> Point:
-    values = [value for _, value in points if value is not None]
-    steps = [step for step, _ in points]
-    return sum(steps) / len(steps), sum(values) / len(values) if values else None
+    chunks = [points[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [(sum(step for step, _ in chunk) / len(chunk), _mean(chunk)) for chunk in chunks]
 
 
 def _panel(spec: PanelSpec, *, names: Sequence[str], metrics: MetricLog) -> Panel:
     """Return the panel of these metrics, of the largest ones if they are too many."""
     if len(names) > MAX_LINES:
-        names = sorted(names, key=lambda name: -_mean(metrics.series(name)))[:MAX_LINES]
+        names = sorted(names, key=lambda name: -(_mean(metrics.series(name)) or 0.0))[:MAX_LINES]
     lines = (
         drawn_line(metrics.series(name), smoothed=spec.is_smoothed, name=_short(name), color=color)
         for color, name in enumerate(names, start=1)
@@ -178,9 +169,9 @@ def drawn_line(
     return CurveLine(name=name, color=color, run=run, dash=dash, points=points, smooth=smooth)
 
 
-def _mean(points: Points) -> float:
+def _mean(points: Points) -> float | None:
     values = [value for _, value in points if value is not None]
-    return sum(values) / len(values) if values else 0.0
+    return sum(values) / len(values) if values else None
 
 
 DASHES = 4
@@ -215,35 +206,24 @@ def run_color(run: int) -> int:
 
 def overlays(matches: Sequence[StageMatch], *, names: Sequence[str]) -> list[Overlay]:
     """Return one overlay for each stage that several runs have, and one for all stages that only one run has."""
-    shared = [match for match in matches if len(_stages(match)) > 1]
-    drawn = []
-    for match in shared:
-        own = [Curve(name=names[run], run=run, dash=_turn(run), stage=stage) for run, stage in _stages(match)]
-        drawn.append(_overlay(match.name, curves=own))
-    single = [(match.name, run, stage) for match in matches if match not in shared for run, stage in _stages(match)]
+    drawn: list[Overlay] = []
+    single: list[Curve] = []
+    for match in matches:
+        stages = {run: row.stage for run, row in match.rows.items() if row.stage}
+        if len(stages) > 1:
+            curves = [
+                Curve(name=names[run], run=run, dash=run // COLORS % DASHES, stage=stage)
+                for run, stage in stages.items()
+            ]
+            drawn.append(_overlay(match.name, curves=curves))
+            continue
+        for run, stage in stages.items():
+            # Curves of one run share its colour and differ in their dashes.
+            dash = (run // COLORS + sum(curve.run == run for curve in single)) % DASHES
+            single.append(Curve(name=f"{names[run]}: {match.name}", run=run, dash=dash, stage=stage))
     if single:
-        title = "Stages that only one run has" if shared else "Stages"
-        drawn.append(_overlay(title, curves=_unmatched(single, names=names)))
+        drawn.append(_overlay("Stages that only one run has" if drawn else "Stages", curves=single))
     return drawn
-
-
-def _stages(match: StageMatch) -> list[tuple[int, Stage]]:
-    return [(run, row.stage) for run, row in match.rows.items() if row.stage]
-
-
-def _unmatched(single: Sequence[tuple[str, int, Stage]], *, names: Sequence[str]) -> list[Curve]:
-    """Return curves; those of one run share its colour and differ in their dashes."""
-    earlier: dict[int, int] = {}
-    curves = []
-    for stage_name, run, stage in single:
-        dash = (_turn(run) + earlier.get(run, 0)) % DASHES
-        curves.append(Curve(name=f"{names[run]}: {stage_name}", run=run, dash=dash, stage=stage))
-        earlier[run] = earlier.get(run, 0) + 1
-    return curves
-
-
-def _turn(run: int) -> int:
-    return run // COLORS % DASHES
 
 
 def _overlay(title: str, *, curves: Sequence[Curve]) -> Overlay:

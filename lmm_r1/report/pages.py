@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import FILTERS, duration, page_templates, percent, points
 from lmm_r1.records.metrics import FileScores, text_first
-from lmm_r1.records.run_folder import Run, Stage
-from lmm_r1.report.charts import BarChart, BarSpec, TimeLine, bar_chart, difference_interval, line_chart, time_line
-from lmm_r1.report.curves import COLORS, MAX_POINTS, Panel, other_panels, overlays, panels, run_color, smoothing_window
+from lmm_r1.records.run_folder import Run
+from lmm_r1.report.charts import BarChart, BarSpec, bar_chart, difference_interval, line_chart, time_line
+from lmm_r1.report.curves import COLORS, MAX_POINTS, other_panels, overlays, panels, run_color, smoothing_window
 from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS, Series, rollout_data, sample_rollouts
 from lmm_r1.report.stages import (
+    HeldOutCell,
     StageMatch,
     StageRow,
     match_stages,
@@ -27,19 +27,6 @@ from lmm_r1.report.stages import (
 
 # The evaluation settings that are needed to interpret an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageView:
-    stage: Stage
-    anchor: str
-    panels: Sequence[Panel]
-    other_panels: Sequence[Panel]
-    time_line: TimeLine | None
-    is_smoothed: bool
-    steps_per_point: int
-    """More than 1 if points of a long stage are means of neighbouring steps."""
-    settings: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +58,8 @@ def build_report(
         rows=rows,
         files=files,
         evaluated_with=_evaluated_with(run),
-        bars=bar_chart([(row.name, _bars(row, files=files)) for row in rows]),
-        stages=[_stage_view(stage, number=number) for number, stage in enumerate(run.stages, start=1)],
+        bars=bar_chart([(row.name, _bars(row)) for row in rows]),
+        max_points=MAX_POINTS,
         sample=sample,
         data=rollout_data(series, sample=sample),
         notes=notes([(stage.name, stage) for stage in run.stages], sample=sample),
@@ -81,26 +68,13 @@ def build_report(
 
 def render(template: str, **values: object) -> str:
     """Return a page as HTML; all values in a template are escaped."""
-    filters = FILTERS | {"line_chart": line_chart}
+    drawing = (line_chart, panels, other_panels, time_line, smoothing_window, without_secrets)
+    filters = FILTERS | {show.__name__: show for show in drawing}
     return page_templates(Path(__file__).parent, filters=filters).get_template(template).render(**values)
 
 
-def _bars(row: StageRow, *, files: Sequence[str]) -> list[BarSpec]:
-    cells = zip(files, row.held_out, strict=True)
-    return [BarSpec(name=file, color=at % COLORS + 1, scores=cell.scores) for at, (file, cell) in enumerate(cells)]
-
-
-def _stage_view(stage: Stage, *, number: int) -> StageView:
-    return StageView(
-        stage=stage,
-        anchor=f"stage-{number}",
-        panels=panels(stage.metrics),
-        other_panels=other_panels(stage.metrics),
-        time_line=time_line(stage.metrics),
-        is_smoothed=smoothing_window(len(stage.metrics.rows)) > 1,
-        steps_per_point=math.ceil(len(stage.metrics.rows) / MAX_POINTS),
-        settings=without_secrets(stage.settings) if stage.settings is not None else None,
-    )
+def _bars(row: StageRow) -> list[BarSpec]:
+    return [BarSpec(name=cell.file, color=at % COLORS + 1, scores=cell.scores) for at, cell in enumerate(row.held_out)]
 
 
 def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headline]:
@@ -171,13 +145,13 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     names = []
     for folder in resolved:
         others = [other for other in resolved if other != folder]
-        tails = (_tail(folder, depth) for depth in range(1, len(folder.parts)) if not _shared(folder, others, depth))
+        tails = (
+            _tail(folder, depth)
+            for depth in range(1, len(folder.parts))
+            if all(_tail(folder, depth) != _tail(other, depth) for other in others)
+        )
         names.append(next(tails, str(folder)))
     return names
-
-
-def _shared(folder: Path, others: Sequence[Path], depth: int) -> bool:
-    return _tail(folder, depth) in {_tail(other, depth) for other in others}
 
 
 def _tail(folder: Path, depth: int) -> str:
@@ -185,24 +159,11 @@ def _tail(folder: Path, depth: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedCell:
-    """One run's stage on one file of held-out rows."""
-
-    scores: FileScores | None
-    difference: float | None
-    """Accuracy minus that of the first run; None for the first run itself, or if either is unknown."""
-    interval: tuple[float, float] | None
-
-    @property
-    def is_clear(self) -> bool:
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ComparedRow:
     run: int
     row: StageRow
-    cells: tuple[ComparedCell, ...]
+    cells: tuple[HeldOutCell, ...]
+    """Their changes are those from the first run; None for that run itself."""
 
 
 def row_files(runs: Sequence[Run]) -> list[str]:
@@ -211,50 +172,41 @@ def row_files(runs: Sequence[Run]) -> list[str]:
 
 
 def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRow]:
-    reference = {file: scores_on(match.rows[0], file=file) for file in files if 0 in match.rows}
+    reference = {file: match.rows[0].scores(file) for file in files if 0 in match.rows}
     return [
         ComparedRow(
             run=run,
             row=row,
-            cells=tuple(
-                _cell(scores_on(row, file=file), first=reference.get(file) if run != 0 else None) for file in files
-            ),
+            cells=tuple(_cell(file, row.scores(file), first=reference.get(file) if run else None) for file in files),
         )
         for run, row in sorted(match.rows.items())
     ]
-
-
-def scores_on(row: StageRow, *, file: str) -> FileScores | None:
-    return next((cell.scores for cell in row.held_out if cell.file == file), None)
 
 
 def accuracy_charts(
     matches: Sequence[StageMatch], *, files: Sequence[str], names: Sequence[str]
 ) -> dict[str, BarChart]:
     """Return one chart of bars per file of rows: a group per stage, a bar per run."""
-    charts = {
-        file: bar_chart([(match.name, _compared_bars(match, file=file, names=names)) for match in matches])
-        for file in files
-    }
-    return {file: chart for file, chart in charts.items() if chart}
+    charts = {}
+    for file in files:
+        stages = []
+        for match in matches:
+            scores = {run: row.scores(file) for run, row in match.rows.items()}
+            bars = [
+                BarSpec(name=f"{name}, {file}", color=run_color(run), scores=scores.get(run), run=run)
+                for run, name in enumerate(names)
+            ]
+            stages.append((match.name, bars))
+        if chart := bar_chart(stages):
+            charts[file] = chart
+    return charts
 
 
-def _compared_bars(match: StageMatch, *, file: str, names: Sequence[str]) -> list[BarSpec]:
-    return [
-        BarSpec(
-            name=f"{name}, {file}",
-            color=run_color(run),
-            scores=scores_on(match.rows[run], file=file) if run in match.rows else None,
-            run=run,
-        )
-        for run, name in enumerate(names)
-    ]
-
-
-def _cell(scores: FileScores | None, *, first: FileScores | None) -> ComparedCell:
+def _cell(file: str, scores: FileScores | None, *, first: FileScores | None) -> HeldOutCell:
+    cell = HeldOutCell(file=file, scores=scores)
     if scores is None or scores.accuracy is None or first is None or first.accuracy is None:
-        return ComparedCell(scores=scores, difference=None, interval=None)
+        return cell
     interval = difference_interval(
         scores.accuracy, count=scores.rows, reference=first.accuracy, reference_count=first.rows
     )
-    return ComparedCell(scores=scores, difference=scores.accuracy - first.accuracy, interval=interval)
+    return replace(cell, change=scores.accuracy - first.accuracy, interval=interval)

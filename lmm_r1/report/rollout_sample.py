@@ -16,7 +16,6 @@ from lmm_r1.evaluation.page_parts import MAX_BYTES, MIN_BYTES, ImageError, data_
 from lmm_r1.records.rollouts import (
     DROP_WORDS,
     END_WORDS,
-    RecordedMessage,
     RecordedPart,
     RecordedRollout,
     RecordedTurn,
@@ -36,25 +35,21 @@ class InlineImages:
     """
 
     def __init__(self, *, count: int = 1) -> None:
-        self.uris: list[str] = []
-        self._by_reference: dict[str, int | ImageError] = {}
-        self._by_uri: dict[str, int] = {}
+        self.uris: dict[str, int] = {}
+        """The images in the order of their indices."""
+        self._found: dict[str, int | ImageError] = {}
         self._max_bytes = max(MIN_BYTES, min(MAX_BYTES, TOTAL_BYTES // max(1, count)))
 
     def add(self, reference: str, *, folder: Path) -> int:
         """Return the index in `uris` of an image that a rollout of the stage in `folder` refers to."""
         key = image_key(reference, folder=folder)
-        if key not in self._by_reference:
+        if key not in self._found:
             try:
                 uri = data_uri(_image_bytes(reference, folder=folder), max_bytes=self._max_bytes)
+                self._found[key] = self.uris.setdefault(uri, len(self.uris))
             except ImageError as error:
-                self._by_reference[key] = error
-            else:
-                if uri not in self._by_uri:
-                    self._by_uri[uri] = len(self.uris)
-                    self.uris.append(uri)
-                self._by_reference[key] = self._by_uri[uri]
-        found = self._by_reference[key]
+                self._found[key] = error
+        found = self._found[key]
         if isinstance(found, ImageError):
             raise found
         return found
@@ -95,7 +90,7 @@ WHY_ENDED = {
 assert set(WHY_ENDED) == set(END_WORDS)
 
 
-def episode_record(rollout: RecordedRollout, *, images: InlineImages, folder: Path) -> dict[str, object]:
+def episode_record(rollout: RecordedRollout, *, images: InlineImages, folder: Path) -> dict[str, Any]:
     """Return the page's data about a rollout's episode; empty values for a single response."""
     noted = [name for name in NOTED if name in rollout.scores] if rollout.end is not None else []
     return {
@@ -158,36 +153,44 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
     Groups are split only if not even those of one step fit.
     """
     stages = [member.stage for member in series]
-    groups = [(number, group) for number, stage in enumerate(stages) for group in _groups(stage)]
-    # Rollouts are numbered over all stages.
-    numbered = [(number, index) for number, group in groups for index in group]
-    ends = list(itertools.accumulate(len(group) for _, group in groups))
-    taken = whole_groups(
-        [range(end - len(group), end) for end, (_, group) in zip(ends, groups, strict=True)], limit=limit
-    )
+    groups = [[(number, at) for at in group] for number, stage in enumerate(stages) for group in _groups(stage)]
     chosen: list[list[int]] = [[] for _ in stages]
-    for place in itertools.chain(*taken):
-        number, index = numbered[place]
+    for number, index in itertools.chain(*whole_groups(groups, limit=limit)):
         chosen[number].append(index)
     drawn = [
         (number, rollout)
         for number, (stage, indices) in enumerate(zip(stages, chosen, strict=True))
         for rollout in stage.rollouts.read(sorted(indices))
     ]
-    images = InlineImages(count=_image_count(drawn, stages=stages))
-    prompts = PromptTexts(images)
-    places = [prompts.add(rollout.messages, stage=stages[number]) for number, rollout in drawn]
-    episodes = [episode_record(rollout, images=images, folder=stages[number].folder) for number, rollout in drawn]
-    records = [
-        _record(rollout, series=number, prompt=place) | episode
-        for place, (number, rollout), episode in zip(places, drawn, episodes, strict=True)
-    ]
+    keys = {
+        image_key(part.value, folder=stages[number].folder)
+        for number, rollout in drawn
+        for message in (*rollout.messages, *rollout.said)
+        for part in message.parts
+        if part.kind == "image"
+    }
+    images = InlineImages(count=len(keys))
+    prompts: dict[str, int] = {}
+    conversations: list[list[dict[str, object]]] = []
+    records, missing = [], 0
+    for number, rollout in drawn:
+        folder = stages[number].folder
+        prompt = [
+            {"role": message.role, "parts": [shown_part(part, images=images, folder=folder) for part in message.parts]}
+            for message in rollout.messages
+        ]
+        place = prompts.setdefault(json.dumps(prompt), len(conversations))
+        if place == len(conversations):
+            conversations.append(prompt)
+        episode = episode_record(rollout, images=images, folder=folder)
+        missing += sum("missing" in part for turn in (*prompt, *episode["said"]) for part in turn["parts"])
+        records.append(_record(rollout, series=number, prompt=place) | episode)
     return RolloutSample(
         total=sum(len(stage.rollouts) for stage in stages),
         rollouts=records,
-        prompts=prompts.records,
-        images=images.uris,
-        missing_images=sum(prompts.missing_images[place] for place in places) + _missing(episodes),
+        prompts=conversations,
+        images=list(images.uris),
+        missing_images=missing,
     )
 
 
@@ -199,43 +202,26 @@ def rollout_data(series: Sequence[Series], *, sample: RolloutSample) -> dict[str
     return {"rollouts": script_json(data), "images": Markup("\n".join(sample.images))}
 
 
-Group = Sequence[int]
+Group = Sequence[tuple[int, int]]
+"""The stage and the index of each rollout of a group."""
 
 
 def whole_groups(groups: Sequence[Group], *, limit: int) -> list[Group]:
-    """Return groups of at most `limit` rollouts together, spread evenly; they are split only if no whole one fits.
-
-    `whole_groups([[0, 1], [2, 3]], limit=2)` is `[[0, 1]]`, and with a limit of 1 it is `[[0]]`.
-    """
+    """Return groups of at most `limit` rollouts together, spread evenly; they are split only if no whole one fits."""
     most = min(len(groups), limit // min(map(len, groups), default=1))
     for count in range(most, 0, -1):
         places = [round(at * (len(groups) - 1) / max(1, count - 1)) for at in range(count)]
         if sum(len(groups[place]) for place in places) <= limit:
             return [groups[place] for place in places]
-    return whole_groups([[index] for group in groups for index in group], limit=limit) if limit and groups else []
+    return whole_groups([[one] for group in groups for one in group], limit=limit) if limit and groups else []
 
 
-def _groups(stage: Stage) -> list[Group]:
+def _groups(stage: Stage) -> list[list[int]]:
     """Return the positions of the rollouts of each group, in the order of steps."""
     found: dict[tuple[int, tuple[int, bool]], list[int]] = {}
     for index, place in enumerate(zip(stage.rollouts.steps, stage.rollouts.groups, strict=True)):
         found.setdefault(place, []).append(index)
     return [found[place] for place in sorted(found, key=lambda place: place[0])]
-
-
-def _image_count(drawn: Sequence[tuple[int, RecordedRollout]], *, stages: Sequence[Stage]) -> int:
-    keys = {
-        image_key(part.value, folder=stages[number].folder)
-        for number, rollout in drawn
-        for message in (*rollout.messages, *rollout.said)
-        for part in message.parts
-        if part.kind == "image"
-    }
-    return len(keys)
-
-
-def _missing(episodes: Sequence[dict[str, Any]]) -> int:
-    return sum("missing" in part for episode in episodes for turn in episode["said"] for part in turn["parts"])
 
 
 def _record(rollout: RecordedRollout, *, series: int, prompt: int) -> dict[str, object]:
@@ -256,29 +242,3 @@ def verdict(rollout: RecordedRollout) -> str | None:
     if accuracy >= 1:
         return "right"
     return "wrong" if accuracy <= 0 else "partly"
-
-
-class PromptTexts:
-    """Collects conversations; equal ones are embedded once, whatever run, stage and step they are from."""
-
-    def __init__(self, images: InlineImages) -> None:
-        self.records: list[list[dict[str, object]]] = []
-        self.missing_images: list[int] = []
-        self._images = images
-        self._places: dict[str, int] = {}
-
-    def add(self, messages: Sequence[RecordedMessage], *, stage: Stage) -> int:
-        """Return the index in `records` of a conversation of this stage."""
-        parts = [
-            [shown_part(part, images=self._images, folder=stage.folder) for part in message.parts]
-            for message in messages
-        ]
-        record: list[dict[str, object]] = [
-            {"role": message.role, "parts": own} for message, own in zip(messages, parts, strict=True)
-        ]
-        key = json.dumps(record)
-        if key not in self._places:
-            self._places[key] = len(self.records)
-            self.records.append(record)
-            self.missing_images.append(sum("missing" in part for own in parts for part in own))
-        return self._places[key]

@@ -28,8 +28,14 @@ class HeldOutCell:
 
     file: str
     scores: FileScores | None
-    change: float | None
-    """Accuracy minus that of the checkpoint that the stage began with; None if either is unknown."""
+    change: float | None = None
+    """Accuracy minus that of the checkpoint that the stage began with, or of the first run; None if either is unknown."""
+    interval: tuple[float, float] | None = None
+    """Of the change, if runs are compared."""
+
+    @property
+    def is_clear(self) -> bool:
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +48,14 @@ class StageRow:
     """The row above: the previous stage, or for the first one a checkpoint that was evaluated before it."""
     held_out: tuple[HeldOutCell, ...]
 
+    def scores(self, file: str) -> FileScores | None:
+        """Return its scores on a file of rows, None if they are unknown."""
+        return next((cell.scores for cell in self.held_out if cell.file == file), None)
+
     def accuracy(self, file: str) -> float | None:
         """Return its accuracy on a file of rows, None if it is unknown."""
-        return next((cell.scores.accuracy for cell in self.held_out if cell.file == file and cell.scores), None)
+        scores = self.scores(file)
+        return scores.accuracy if scores else None
 
 
 def stage_rows(run: Run) -> list[StageRow]:
@@ -52,11 +63,10 @@ def stage_rows(run: Run) -> list[StageRow]:
     checkpoints = run.evaluation.checkpoints
     of_stages = {checkpoint.name for checkpoint in map(run.checkpoint, run.stages) if checkpoint}
     first_owned = next((index for index, checkpoint in enumerate(checkpoints) if checkpoint.name in of_stages), 0)
-    strangers = [
-        (index, checkpoint) for index, checkpoint in enumerate(checkpoints) if checkpoint.name not in of_stages
-    ]
-    before = [_row(run, checkpoint.name, checkpoint) for index, checkpoint in strangers if index < first_owned]
-    after = [_row(run, checkpoint.name, checkpoint) for index, checkpoint in strangers if index >= first_owned]
+    before, after = (
+        [_row(run, checkpoint.name, checkpoint) for checkpoint in part if checkpoint.name not in of_stages]
+        for part in (checkpoints[:first_owned], checkpoints[first_owned:])
+    )
     rows = before
     for stage in run.stages:
         rows.append(_row(run, stage.name, run.checkpoint(stage), stage=stage, above=rows[-1] if rows else None))
@@ -109,15 +119,16 @@ def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
 def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
     """Return the stages with their held-out accuracies, None if not evaluated."""
 
-    def scores_of(stage: Stage) -> dict[str, FileScores | None]:
-        return {file: run.held_out(stage).get(file) for file in ("text", "image")}
-
     return {
         "seconds": run.seconds if seconds is None else seconds,
         "stages": [
             {
                 "name": stage.name,
-                **{f"{file}_accuracy": scores and scores.accuracy for file, scores in scores_of(stage).items()},
+                **{
+                    f"{file}_accuracy": scores and scores.accuracy
+                    for file in ("text", "image")
+                    for scores in [run.held_out(stage).get(file)]
+                },
                 "steps": stage.steps,
             }
             for stage in run.stages
@@ -153,21 +164,14 @@ def _stage_notes(stage: Stage, *, name: str) -> list[str]:
     if missing:
         found.append(f"{name}: values that are not finite, gaps in the curves: {missing}.")
     found += [f"{name}: {note}" for note in _judge_notes(stage)]
-    return [*found, *_state_notes(stage, name=name)]
-
-
-def _state_notes(stage: Stage, *, name: str) -> list[str]:
-    match stage.state:
-        case "running":
-            return [f"{name} was running when this page was written; make the page again to see the rest."]
-        case "stopped":
-            assert stage.last_sign_at is not None, "a stopped stage has a last sign of life"
-            why = f"; its error is in {ERROR_FILE}" if (stage.folder / ERROR_FILE).is_file() else ""
-            return [
-                f"{name} was stopped before its end; its last sign of life was at {moment(stage.last_sign_at)}{why}."
-            ]
-        case "finished":
-            return []
+    if stage.state == "running":
+        found.append(f"{name} was running when this page was written; make the page again to see the rest.")
+    elif stage.state == "stopped":
+        assert stage.last_sign_at is not None, "a stopped stage has a last sign of life"
+        why = f"; its error is in {ERROR_FILE}" if (stage.folder / ERROR_FILE).is_file() else ""
+        seen = moment(stage.last_sign_at)
+        found.append(f"{name} was stopped before its end; its last sign of life was at {seen}{why}.")
+    return found
 
 
 def _judge_notes(stage: Stage) -> list[str]:
@@ -267,11 +271,10 @@ def without_secrets(text: str) -> str:
 
     Runs of earlier versions have written some of them.
     """
-    return "\n".join(_shown(line) for line in text.splitlines())
-
-
-def _shown(line: str) -> str:
-    setting = SETTING.match(line)
-    if not setting or setting["value"].strip().lower() in EMPTY_VALUES:
-        return line
-    return f"{setting['before']}{HIDDEN}" if is_secret(setting["name"].strip("\"'")) else hidden_text(line)
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
+        setting = SETTING.match(line)
+        if setting and setting["value"].strip().lower() not in EMPTY_VALUES:
+            hidden = f"{setting['before']}{HIDDEN}" if is_secret(setting["name"].strip("\"'")) else hidden_text(line)
+            lines[place] = hidden
+    return "\n".join(lines)

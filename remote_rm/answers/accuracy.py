@@ -8,6 +8,7 @@ off, such as `\frac{1}{`, is not gradable.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations
@@ -15,13 +16,11 @@ from itertools import combinations
 from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_expression
 from remote_rm.answers.comparison import Undecided, all_of, any_of, is_choice, match_value, refuse, rounds_to, work_out
-from remote_rm.answers.lexer import POLAR, Latex, Token
-from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
+from remote_rm.answers.lexer import CURRENCIES, NAMES, POLAR, SIZES, Latex, Token
 from remote_rm.answers.notation import Kind, gold_sequence, has_relation, is_text, kind_of
-from remote_rm.answers.quantity import parse_quantity, same_quantity
+from remote_rm.answers.quantity import parse_quantity, same_quantity, split_unit
 from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
-from remote_rm.answers.units import split_unit
 from remote_rm.answers.wording import is_copied, plain, word_in_english
 
 MAX_CHECKED_CHARS = 1000
@@ -156,20 +155,33 @@ def _match(answer: str, label: str, undecided: Undecided) -> bool | None:
         return True
     if any(says(answer) and not says(label) for says in _STATES_NOTHING):
         return False
-    answer, label = _reworded(answer, label)
+    label, answer = word_in_english(label), plain(answer.strip()).strip("` ")
+    # The name of a point or of a ratio is left out if only one of them has it.
+    for named, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
+        if bare.match(answer) or bare.match(label):
+            answer, label = named.sub("", answer), named.sub("", label)
     gold = normalize(label)
-    if is_choice(gold) and choice.read_label(label) is not None:
-        return _match_choice(answer, label, undecided)
+    if is_choice(gold) and (option := choice.read_label(label)) is not None:
+        if choice.matches(answer, label):
+            return True
+        has_text = option.text and not is_choice(normalize(option.text)) and not choice.names_letter(answer)
+        return _match(answer, option.text, undecided) if has_text else False
     if choice.states_option(answer) and not choice.names_letter(label):
         said = choice.stated_text(answer)
         whole = normalize(said)
         return False if _changes(whole, said, kind_of(gold)) else match_value(whole, gold, undecided)
-    answer = Token.AT_START.sub("", _without_name(without_remark(answer), label))
+    answer = without_remark(answer)
+    # `\text{Area}=12\pi` is `12\pi`, unless the label has a relation, too.
+    answer = Token.AT_START.sub("", answer if has_relation(label) else Token.NAME_BEFORE.sub("", answer, count=1))
     whole, kind = normalize(answer), kind_of(gold)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, undecided)
     offers_another = Token.ENGLISH_OR.search(whole) and not Token.ENGLISH_OR.search(gold)
-    if _changes(whole, answer, kind) or (whole != gold and kind in _SINGLE and _is_several(whole, answer)):
+    if kind in _SINGLE and whole != gold and not is_prose(answer) and not Token.ENGLISH_OR.search(whole):
+        # A list, or a set of two or more, is no single value.
+        if kind_of(whole) in (Kind.LIST, Kind.SET) and len(gold_sequence(whole) or ()) > 1:
+            return False
+    if _changes(whole, answer, kind):
         return False
     if kind is Kind.NO_VALUE and Token.DENIED_OUTRIGHT.search(answer):
         return False
@@ -209,22 +221,6 @@ _STATES_NOTHING: tuple[Callable[[str], object], ...] = (
 """An answer of which one is true is wrong, unless it is true of the label, too."""
 
 
-def _reworded(answer: str, label: str) -> tuple[str, str]:
-    """Both in plain words, without the name of a point or of a ratio that only one of them has."""
-    label, answer = word_in_english(label), plain(answer.strip()).strip("` ")
-    for named, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
-        if bare.match(answer) or bare.match(label):
-            answer, label = named.sub("", answer), named.sub("", label)
-    return answer, label
-
-
-def _is_several(whole: str, answer: str) -> bool:
-    """Whether an answer, unless it is a sentence, is a list or a set of two or more."""
-    if is_prose(answer) or Token.ENGLISH_OR.search(whole) or kind_of(whole) not in (Kind.LIST, Kind.SET):
-        return False
-    return len(gold_sequence(whole) or ()) > 1
-
-
 def _changes(whole: str, answer: str, kind: Kind) -> bool:
     """Whether an answer, unless it is a sentence, is another value than its first one: `5 mod 3`, `12 cm/9 cm`, two lines."""
     polar_words = {_POLAR_WORDS[word] for word in Token.POLAR_WORD.findall(whole.casefold())}
@@ -235,12 +231,13 @@ def _changes(whole: str, answer: str, kind: Kind) -> bool:
     numbers = [number for number in map(parse_quantity, sides) if number is not None]
     lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
     is_single = kind in _SINGLE or kind in (Kind.WORD, Kind.YES_NO)
+    is_short = len(answer.split()) <= MAX_WORDS or not is_prose(answer)
     return (
         (kind is Kind.MONEY and len(_currencies(whole, answer)) > 1)
         or (kind is Kind.YES_NO and _is_otherwise_in_chinese(answer))
         or (len(polar_words) > 1 and Token.POLAR_ONLY.fullmatch(whole) is not None)
         or (len(sides) == 2 and all(Token.POLAR.fullmatch(f"{side}.") for side in sides))
-        or (kind in _SINGLE_OR_EQUATION and Token.SEVERAL_ANSWERS.search(answer) is not None and _is_short(answer))
+        or (kind in _SINGLE_OR_EQUATION and Token.SEVERAL_ANSWERS.search(answer) is not None and is_short)
         or (residue is not None and int(residue[1]) >= int(residue[2]))
         or (len(quotient) == 2 and all(side is not None and (side.unit or side.percent) for side in quotient))
         or ("=" in named and any(map(Latex.NAMED.match, others)))
@@ -248,11 +245,6 @@ def _changes(whole: str, answer: str, kind: Kind) -> bool:
         or Token.CHANGED_IN_CHINESE.search(whole) is not None
         or (is_single and len(lines) > 1 and not is_prose(answer) and not set(answer) & set("=\\"))
     )
-
-
-def _is_short(answer: str) -> bool:
-    """Whether it is no sentence, or one of a few words."""
-    return len(answer.split()) <= MAX_WORDS or not is_prose(answer)
 
 
 def _currencies(whole: str, answer: str) -> set[str]:
@@ -267,16 +259,6 @@ def _is_otherwise_in_chinese(answer: str) -> bool:
     words, said = (Token.POLAR_IN_ENGLISH, Token.POLAR_IN_CHINESE), clause_of(answer) or answer
     english, chinese = ({_POLAR_WORDS[word.lower()] for word in pattern.findall(said)} for pattern in words)
     return len(chinese) > 1 or bool(english and chinese and not english & chinese)
-
-
-def _match_choice(answer: str, label: str, undecided: Undecided) -> bool | None:
-    """Compare with a gold letter, or with the text of its option if it has one and the answer names no letter."""
-    if choice.matches(answer, label):
-        return True
-    gold = choice.read_label(label)
-    if gold is None or not gold.text or is_choice(normalize(gold.text)) or choice.names_letter(answer):
-        return False
-    return _match(answer, gold.text, undecided)
 
 
 def _match_approximation(answer: str, gold: str, undecided: Undecided) -> bool | None:
@@ -305,6 +287,49 @@ def _alternatives_agree(answer: str, gold: str, undecided: Undecided) -> bool:
     return all(match_value(normalize(form), gold, lambda *pair: work_out(*pair) or False) for form in forms)
 
 
-def _without_name(answer: str, label: str) -> str:
-    r"""The answer without what it is called: `\text{Area}=12\pi` → `12\pi`; as it is if the label has a relation, too."""
-    return answer if has_relation(label) else Token.NAME_BEFORE.sub("", answer, count=1)
+MAX_PROMPT_CHARS = 20_000
+"""How much of a prompt is searched, from its end."""
+MAX_ATOMS = 100
+
+
+def is_copy(answer: str, *, of: str, label: str) -> bool:
+    """Return whether the prompt has what the answer states, in any order and notation: `1 * \\sin(60°)` is `\\sin 60^\\circ`.
+
+    Of a chain, it is the last side that counts, and the value before an approximation. A number is no copy, nor is an
+    answer of the label's own parts, which the question may name.
+    """
+    if not of:
+        return False
+    answer = plain(answer)
+    stated = normalize((read(answer).value or answer) if is_prose(answer) else answer)
+    sides = [stated] if has_relation(label) else [side.split("=")[-1] for side in stated.split(r"\approx")]
+    parts = [_atoms(split_unit(side.strip())[0]) for side in sides if parse_quantity(normalize(side)) is None]
+    wanted = [sorted(_atoms(side)) for side in (label, label.split("=")[-1])]
+    telling = [sorted(part) for part in parts if 1 < len(part) <= MAX_ATOMS and sorted(part) not in wanted]
+    text = _atoms(of[-MAX_PROMPT_CHARS:]) if telling else ()
+    return any(
+        sorted(text[place : place + len(part)]) == part
+        for part in telling
+        for place in range(len(text) - len(part) + 1)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _atoms(text: str) -> tuple[str, ...]:
+    """The numbers, letters and functions of a text in one spelling, without signs, brackets, ones and zeros."""
+    plain_text = Latex.NEUTRAL.sub(" ", unicodedata.normalize("NFKC", text))
+    atoms = (found.lstrip("\\").lower() for found in Latex.ATOM.findall(plain_text))
+    return tuple(_SIGNS.get(atom, atom) for atom in atoms)
+
+
+_SIGNS = {
+    "√": "sqrt",
+    "π": "pi",
+    "∫": "int",
+    "∑": "sum",
+    "σ": "sum",
+    "∏": "prod",
+    "lvert": "|",
+    "rvert": "|",
+    "−": "-",
+}

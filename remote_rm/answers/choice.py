@@ -27,7 +27,11 @@ class Choice:
 @lru_cache(maxsize=4096)
 def read_choice(text: str) -> Choice | None:
     """Return the choice that an answer names, or None if it names none or several."""
-    text = _first_line(text)
+    first, *others = [line for line in map(str.strip, text.strip().splitlines()) if line] or [""]
+    is_option, *are_others = [Token.OPTION_LINE.fullmatch(line) or line in ALPHABET for line in (first, *others)]
+    if is_option and not any(are_others) and not any(map(introductions, others)):
+        # The answer, then the reasons.
+        text = first
     if text.rstrip().endswith(("?", "？")):
         return None
     said = [_clean(form) for form in ([text, clause_of(text) or ""] if introductions(text) else [text])]
@@ -35,11 +39,10 @@ def read_choice(text: str) -> Choice | None:
     if marked is not None:
         return marked
     text = Token.CONTRAST.sub("", said[-1])
-    led_in = [
-        letter
-        for introduced in introductions(text)
-        if (letter := Token.OPTION.match(text, _after_filling(text, introduced.end()))) is not None
-    ]
+    starts = (introduced.end() for introduced in introductions(text))
+    fillings = ((start, Token.FILLING.match(text, start)) for start in starts)
+    options = (Token.OPTION.match(text, filling.end() if filling else start) for start, filling in fillings)
+    led_in = [option for option in options if option is not None]
     if len(set(map(_letter_of, led_in))) > 1:
         return None
     if concluded := Token.OPTION_CONCLUDED.search(text):
@@ -143,18 +146,6 @@ def same(answer: Choice, gold: Choice) -> bool:
 
 def _clean(text: str) -> str:
     return normalize(unicodedata.normalize("NFKC", text)) if len(text) <= MAX_CHARS else ""
-
-
-def _first_line(text: str) -> str:
-    """The first line if it is an option, or only a letter, and no other line is: the answer, then the reasons."""
-    first, *others = [line for line in map(str.strip, text.strip().splitlines()) if line] or [""]
-    is_option, *are_others = [Token.OPTION_LINE.fullmatch(line) or line in ALPHABET for line in (first, *others)]
-    return first if is_option and not any(are_others) and not any(map(introductions, others)) else text
-
-
-def _after_filling(text: str, position: int) -> int:
-    filling = Token.FILLING.match(text, position)
-    return filling.end() if filling else position
 
 
 def _letter_of(match: Match) -> str:

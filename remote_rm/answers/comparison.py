@@ -8,8 +8,7 @@ from itertools import pairwise
 from math import inf, isclose
 
 from remote_rm.answers import choice
-from remote_rm.answers.algebra import same_algebra
-from remote_rm.answers.expressions import numeric_value
+from remote_rm.answers.algebra import numeric_value, same_algebra
 from remote_rm.answers.lexer import Latex, Token
 from remote_rm.answers.notation import (
     SEQUENCES,
@@ -27,7 +26,7 @@ from remote_rm.answers.notation import (
     same_choices,
     same_written,
 )
-from remote_rm.answers.quantity import parse_quantity, rounded_places, same_quantity
+from remote_rm.answers.quantity import parse_quantity, rounded_places, same_quantity, same_unit, split_unit
 from remote_rm.answers.reading import (
     Region,
     Span,
@@ -43,7 +42,6 @@ from remote_rm.answers.reading import (
     split_top_level,
     without_membership,
 )
-from remote_rm.answers.units import same_unit, split_unit
 
 _CONTAINERS = SEQUENCES | {Kind.EQUATION}
 _INFINITE_ENDS = {"-\\infty": -inf, "\\infty": inf}
@@ -86,19 +84,13 @@ def match_value(answer: str, gold: str, undecided: Undecided) -> bool | None:
             return match_value(*((answer, components) if answer_kind is Kind.TUPLE else (components, gold)), undecided)
     if not are_compared(answer_kind, gold_kind):
         return False
-    by_notation = _match_notation(answer, gold, is_vague=answer_kind in _CONTAINERS)
-    return _match_open(answer, gold, undecided) if by_notation is None else by_notation
-
-
-def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
-    """Compare if the gold, or an answer to a plain value, is in a notation of its own; None if neither is."""
     read, wanted = read_notation(answer), read_notation(gold)
     if read is not None and wanted is not None:
         return same_written(read, wanted)
     written, other = (read, gold) if wanted is None else (wanted, answer)
-    if written is None or is_vague or kind_of(other) in _CONTAINERS:
-        return None
-    return same_as_plain(written, other, is_gold=wanted is not None)
+    if written is not None and answer_kind not in _CONTAINERS and kind_of(other) not in _CONTAINERS:
+        return same_as_plain(written, other, is_gold=wanted is not None)
+    return _match_open(answer, gold, undecided)
 
 
 def _match_open(answer: str, gold: str, undecided: Undecided) -> bool | None:
@@ -211,7 +203,9 @@ def _match_single(answer: str, gold: str, undecided: Undecided) -> bool | None:
         return in_full(_as_words(answer), gold=_as_words(gold)) == _as_words(gold)
     gold_assigned, answer_assigned = Latex.ASSIGNMENT.fullmatch(gold), Latex.ASSIGNMENT.fullmatch(answer)
     if gold_assigned and (answer_assigned or not has_relation(answer)):
-        if answer_assigned and not _same_name(answer_assigned[1], gold_assigned[1]):
+        names = {match[1] for match in (answer_assigned, gold_assigned) if match}
+        # `f(x)` is called `y`, too.
+        if len(names) > 1 and not ("y" in names and any(map(Latex.OF_X.fullmatch, names))):
             return undecided(answer, gold)
         return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], undecided)
     if gold_assigned and answer.count("=") == 1 and parse_quantity(gold_assigned[2]) is not None:
@@ -229,11 +223,6 @@ def _match_single(answer: str, gold: str, undecided: Undecided) -> bool | None:
         return last is not None and match_value(last, gold, undecided)
     # sympy would take one side of what it does not know.
     return undecided(answer, gold) if Latex.SIGN.search(gold) or not Latex.SIGN.search(answer) else False
-
-
-def _same_name(answer: str, gold: str) -> bool:
-    """Whether both name one value: `f(x)` is called `y`, too."""
-    return answer == gold or ({answer, gold} >= {"y"} and any(Latex.OF_X.fullmatch(name) for name in (answer, gold)))
 
 
 def _end_of_chain(text: str) -> str | None:

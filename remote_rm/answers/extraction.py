@@ -173,16 +173,13 @@ def _last_stated_value(text: str) -> str | None:
         return lines[0]
     # "42", "B", "yes", "x = 5" are values as they are; "so 42" and "12 apples" are not.
     if not is_prose(last) and not (words_of(last) and Token.DIGIT_OR_DOLLAR.search(last)):
-        is_whole = last.count("=") > 1 or _is_equation(last) or set("<>") & set(last)
+        # `2x + y = 0` says something of letters; in `x = 5`, x is what the value is called.
+        left, _, right = last.strip(" $*.").partition("=")
+        is_named = Token.VALUE_NAME.fullmatch(left.strip()) is not None
+        is_equation = not is_named and "=" not in right and Token.LETTER_TERM.search(left)
+        is_whole = last.count("=") > 1 or is_equation or set("<>") & set(last)
         return (last if is_whole else last.rpartition("=")[2].strip()) or None
     return _of_line(last, text)
-
-
-def _is_equation(line: str) -> bool:
-    """Whether it says something of letters, and is not what a value is called: `2x + y = 0`, not `x = 5`."""
-    left, _, right = line.strip(" $*.").partition("=")
-    is_name = Token.VALUE_NAME.fullmatch(left.strip()) is not None
-    return not is_name and "=" not in right and Token.LETTER_TERM.search(left) is not None
 
 
 def _introduced(text: str, introduced: Sequence[Match]) -> str:

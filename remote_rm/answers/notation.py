@@ -13,9 +13,8 @@ from functools import lru_cache
 from math import gcd
 from typing import Any, NamedTuple
 
-from remote_rm.answers.lexer import Latex
-from remote_rm.answers.lexer.values import CURRENCIES, DATES, HINTS, PHRASES, WORDS, Form
-from remote_rm.answers.quantity import Quantity, parse_quantity
+from remote_rm.answers.lexer import CURRENCIES, DATES, HINTS, PHRASES, WORDS, Form, Latex
+from remote_rm.answers.quantity import Quantity, canonical_unit, parse_quantity, split_unit
 from remote_rm.answers.reading import (
     Region,
     enclosing_delimiters,
@@ -27,7 +26,6 @@ from remote_rm.answers.reading import (
     without_environments,
     without_membership,
 )
-from remote_rm.answers.units import canonical_unit, split_unit
 
 
 class Kind(Enum):

@@ -257,7 +257,9 @@ def parse_matrix(text: str) -> Rows | None:
     """Return the cells of the matrix that a normalised text is, row by row, or None if it is none."""
     match = Latex.MATRIX.fullmatch(text)
     if match is None:
-        return _nested_lists(text)
+        items = (bracketed(text) if text.startswith("[") else None) or ()
+        lists = tuple(row for row in map(bracketed, items) if row is not None)
+        return lists if 1 < len(lists) == len(items) and len(set(map(len, lists))) == 1 else None
     if r"\begin" in match["body"]:
         return None
     rows = [row.strip() for row in match["body"].split("\\\\")]
@@ -282,13 +284,6 @@ def as_tuple(rows: Rows | None) -> str | None:
     """Return a vector, a matrix of one column or one row, as a tuple; None for any other."""
     cells = [cell for row in rows or () for cell in row]
     return f"({', '.join(cells)})" if rows and len(cells) > 1 and 1 in (len(rows), len(rows[0])) else None
-
-
-def _nested_lists(text: str) -> Rows | None:
-    outer = bracketed(text) if text.startswith("[") else None
-    rows = [bracketed(item) for item in outer or ()]
-    cells = tuple(row for row in rows if row is not None)
-    return cells if 1 < len(cells) == len(rows) and len({len(row) for row in cells}) == 1 else None
 
 
 def bracketed(text: str) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from remote_rm.answers.lexer import (
+    NAMES,
     NO_NUMBERS,
     NO_UNIT_IN_PROSE,
     NOT_PROSE,
@@ -24,11 +25,18 @@ from remote_rm.answers.lexer import (
     span_content,
     with_half_width,
 )
-from remote_rm.answers.lexer.values import NAMES
 from remote_rm.answers.notation import Kind, read_notation
-from remote_rm.answers.quantity import parse_number_words, parse_quantity, parse_words
+from remote_rm.answers.quantity import (
+    canonical_unit,
+    changes_number,
+    conversion,
+    parse_number_words,
+    parse_quantity,
+    parse_words,
+    split_unit,
+    unit_behind,
+)
 from remote_rm.answers.reading import normalize, without_environments
-from remote_rm.answers.units import canonical_unit, changes_number, conversion, split_unit, unit_behind
 
 MAX_CHARS = 600
 """How much of a text is read, from its end."""
@@ -63,7 +71,8 @@ def read(text: str) -> Statement:
 def clause_of(text: str) -> str | None:
     """Return the clause that holds the answer, or None if one sentence introduces or offers another one than the next."""
     current, is_led, is_polar, is_corrected = None, False, False, False
-    sentences = _sentences(text)
+    text = in_one_line(Token.TEXT_COMMAND.sub(r"\1", with_half_width(text).strip()[-MAX_CHARS:]))
+    sentences = [part.strip() for part in Token.SENTENCE_END.split(text) if part.strip()]
     for sentence in sentences:
         correction = Token.CORRECTED.match(sentence) if current is not None and not is_polar else None
         if correction is not None:
@@ -153,16 +162,11 @@ def is_plain(value: str) -> bool:
 # Sentences and their clause
 
 
-def _sentences(text: str) -> list[str]:
-    text = in_one_line(Token.TEXT_COMMAND.sub(r"\1", with_half_width(text).strip()[-MAX_CHARS:]))
-    return [part.strip() for part in Token.SENTENCE_END.split(text) if part.strip()]
-
-
 def _are_bare(sentences: Sequence[str]) -> bool:
     """Whether several answers of a few words are one below the other, without a verb."""
     bare = {normalize(sentence).casefold() for sentence in sentences}
     is_short = all(len(text.split()) <= 3 and not Token.VERB.search(text) for text in bare)
-    return len(bare) > 1 and is_short and "answer" not in "".join(bare)
+    return len(bare) > 1 and is_short and not any("answer" in text for text in bare)
 
 
 def _takes_back_introduction(sentence: str) -> bool:
@@ -460,8 +464,12 @@ def _value_of(complement: str) -> str:
     stated = without_remark(complement).strip(' *_"')
     leading = Token.LEADING_VALUE.match(stated)
     stated = leading[1] if leading else Token.PREPOSITION_OF_TIME.sub("", stated)
-    if written := _written_value(stated):
-        return written
+    # A value by its form, whatever words are in it: `on December 25, 1997`.
+    if stated and read_notation(normalize(stated)):
+        return stated
+    for end in (stated, *_ends(stated)):
+        if end and (_is_typed(end) or parse_quantity(normalize(end))):
+            return end
     plain = normalize(stated)
     bare, unit = split_unit(plain)
     if stated and (not is_prose(stated) or (bare != plain and not is_prose(bare))):
@@ -469,14 +477,6 @@ def _value_of(complement: str) -> str:
     if Token.OR.search(complement) or stated[:1] in ("[", "(", "{"):
         return ""
     return _chained(complement) or _sole_value(complement)
-
-
-def _written_value(stated: str) -> str:
-    """One value by its form, whatever words are in it, such as a date or an hour: `on December 25, 1997`."""
-    if stated and read_notation(normalize(stated)):
-        return stated
-    forms = (stated, *_ends(stated))
-    return next((end for end in forms if end and (_is_typed(end) or parse_quantity(normalize(end)))), "")
 
 
 def _is_typed(text: str) -> bool:

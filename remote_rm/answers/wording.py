@@ -7,24 +7,23 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from remote_rm.answers.lexer import Pattern, Token, respelled
-from remote_rm.answers.lexer.languages import (
+from remote_rm.answers.lexer import (
     ANSWER,
     DENIED,
+    FOREIGN_WORDS,
     INTRODUCED,
     LANGUAGES,
     MAYBE,
     STATED,
     WHOLE_WORD,
-    WORDS,
+    Pattern,
+    Token,
     bare_answer,
+    respelled,
 )
 
 MAX_CHARS = 600
 MAX_WORD_CHARS = 40
-MAX_NAMED = 20
-"""Numbers up to this have their words in the tables."""
-
 
 _POLAR = ("yes", "no")
 _AROUND = " \t\n*_\"'.。।!！¡¿،"
@@ -36,7 +35,7 @@ def word_in_english(text: str) -> str:
         text = Token.FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.digit(digit[0])), text)
     word = text.strip(_AROUND)
     is_abbreviation = word.casefold() == WHOLE_WORD and "." in text
-    english = WORDS.get(word.casefold(), text)
+    english = FOREIGN_WORDS.get(word.casefold(), text)
     is_name = (word.casefold() == WHOLE_WORD or len(word) == 2 and english not in _POLAR) and text != text.lower()
     return text if is_abbreviation or is_name or len(word) > MAX_WORD_CHARS else english
 
@@ -46,7 +45,7 @@ def in_english(text: str) -> str:
     """Return the text with its last sentence about the answer in English; most texts as they are."""
     text = Token.DECIMAL_COMMA_MEASURED.sub(r"\1.\2", word_in_english(Token.FOREIGN_CONTRAST.sub("", text)))
     head, comma, rest = text.partition(",")
-    if comma and (polar := WORDS.get(word := head.strip(_AROUND).casefold(), word)) in _POLAR:
+    if comma and (polar := FOREIGN_WORDS.get(word := head.strip(_AROUND).casefold(), word)) in _POLAR:
         text = polar if Token.FOREIGN_REASON.match(rest) else f"{polar},{rest}"
     sentences = [sentence for sentence in Token.FOREIGN_SENTENCE_END.split(text[-MAX_CHARS:]) if sentence]
     is_about = [ANSWER.search(sentence) is not None for sentence in sentences]

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
+from remote_rm.protocol import RewardReply, RewardRequest
 from remote_rm.reward_function import items_from
 from remote_rm.service.access import RequestGuard
 from remote_rm.service.pool import judge_of
@@ -33,13 +33,6 @@ DESCRIPTION = """Rewards for reinforcement learning, in the protocol of OpenRLHF
 A request holds parallel lists, one entry per sample; the reply holds as many numbers, in the same order. A response that
 cannot be judged within the time limit scores 0 and is reported as `timed_out`; it never fails the request it came with.
 """
-STATUSES = {
-    401: "The service wants a bearer token, and the request has another or none.",
-    408: "The body did not come in within a minute.",
-    413: "The body is larger than `--max-request-mib`, or holds more than `--max-request-items` samples.",
-    422: "Lists of unequal length, a sample that cannot be judged, or no such JSON. Nothing is scored.",
-    503: "`--max-connections` is reached, or no worker can be started.",
-}
 
 
 def create_app(
@@ -100,11 +93,8 @@ def create_service(
     app.add_exception_handler(RequestValidationError, refuse_invalid)
     app.add_exception_handler(UnusableItem, lambda _request, error: refusal(422, str(error)))
     app.add_exception_handler(PoolUnavailable, lambda _request, error: refusal(503, str(error)))
-    responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": Refusal, "description": text} for status, text in STATUSES.items()
-    }
 
-    @app.post("/get_reward", summary="Judge samples", response_model=RewardReply, responses=responses)
+    @app.post("/get_reward", summary="Judge samples", response_model=RewardReply)
     async def get_reward(request: RewardRequest) -> RewardReply | JSONResponse:
         """Judge every sample by what this service was started with."""
         if len(request.query) > limits.max_request_items:
@@ -118,10 +108,10 @@ def create_service(
         )
 
     @app.get("/health", summary="Is it up")
-    async def health() -> Health:
-        """Answer as long as requests can be taken on, with what was done so far; needs no token."""
-        counts = vars(judge.counts)
-        return Health(status="ok", service=SERVICE_NAME, verifier=judge.name, waiting=judge.waiting, **counts)
+    async def health() -> dict[str, str | int]:
+        """Answer as long as requests can be taken on, with what was judged so far; needs no token."""
+        about: dict[str, str | int] = {"status": "ok", "service": SERVICE_NAME, "verifier": judge.name}
+        return about | vars(judge.counts) | {"waiting": judge.waiting}
 
     return app
 

@@ -125,26 +125,21 @@ def serve_app(make_app: Callable[[str | None], FastAPI], args: argparse.Namespac
             check_access(args.host, token=token, is_insecure=args.insecure)
         except ValueError as error:
             _exit(str(error))
-        log = _access_log(args.access_log)
-        if args.port_file is not None:
-            # That of an earlier server.
-            _written(args.port_file, None)
+        # That of an earlier server.
+        _written(args.port_file, None)
         app = make_app(token)
         if is_local(args.host):
             app.add_middleware(HostGate)
         port = listener.getsockname()[1]
 
         def announce() -> None:
-            if args.port_file is not None:
-                _written(args.port_file, f"{port}\n")
+            _written(args.port_file, f"{port}\n")
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(args.host, args.host)
             sys.stdout.write(f"reward server: http://{f'[{host}]' if ':' in host else host}:{port}/get_reward\n")
             sys.stdout.flush()
 
         server = AnnouncingServer(_config(app, args), announce=announce)
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-        logging.getLogger("uvicorn.access").handlers = [log]
-        logging.getLogger("uvicorn.access").propagate = False
         # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         server.run(sockets=[listener])
@@ -185,19 +180,10 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _access_log(file: Path | None) -> logging.Handler:
-    try:
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.StreamHandler() if file is None else logging.FileHandler(file, encoding="utf-8")
-    except OSError as error:
-        _exit(f"--access-log {file} cannot be written ({error.strerror}); choose another place")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    return handler
-
-
-def _written(port_file: Path, text: str | None) -> None:
+def _written(port_file: Path | None, text: str | None) -> None:
     """Write the file at once as a whole, or remove it."""
+    if port_file is None:
+        return
     try:
         port_file.parent.mkdir(parents=True, exist_ok=True)
         if text is None:

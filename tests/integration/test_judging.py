@@ -25,21 +25,6 @@ def row(answer: str) -> Row:
     )
 
 
-def test_an_answer_that_keeps_sympy_busy_is_cut_off_and_the_others_are_judged():
-    items = [
-        Item(prompt="", response="<answer>2</answer>", label="2"),
-        ENDLESS,
-        Item(prompt="", response=r"<answer>\sqrt{8}</answer>", label=r"2\sqrt{2}"),
-        Item(prompt="", response="<answer>5</answer>", label="2"),
-    ]
-    with VerifierJudge("math", workers=1, item_timeout_seconds=1.0) as judge:
-        scores = judge.judge(items)
-        again = judge.judge(items[:1])
-    assert [score.score for score in scores] == [1.0, 0.0, 1.0, 0.0]
-    assert [score.timed_out for score in scores] == [False, True, False, False]
-    assert again[0].score == 1.0
-
-
 def test_no_worker_and_no_thread_is_left_behind():
     # Judges that live as long as their process, of other tests, have threads of their own.
     before, workers = set(threading.enumerate()), set(psutil.Process().children(recursive=True))

@@ -84,7 +84,7 @@ USE_REMOTE_RM = """
 import importlib, pkgutil, remote_rm
 for found in pkgutil.walk_packages(remote_rm.__path__, "remote_rm."):
     # It needs the extra `judge`.
-    if found.name != "remote_rm.llm_judge.asker":
+    if found.name != "remote_rm.llm_judge":
         importlib.import_module(found.name)
 from remote_rm.registry import get_verifier
 from remote_rm.service.app import create_app

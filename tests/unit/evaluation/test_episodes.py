@@ -142,10 +142,11 @@ def test_a_part_of_the_environments_reward_judges():
 
 
 def test_rows_without_an_answer_are_taken_where_the_environment_judges(tmp_path):
-    from lmm_r1.evaluation.rows import Choices, file_rows
+    from lmm_r1.config.evaluate import EvaluateConfig
+    from lmm_r1.evaluation.rows import file_rows
 
     rows = Path(tmp_path / "rows.jsonl")
     rows.write_text(json.dumps({"messages": [{"role": "user", "content": "?"}], "state": "#"}) + "\n")
-    assert len(file_rows("a", str(rows), choices=Choices(file_verifiers=("agent:solved",))).rows) == 1
+    assert len(file_rows("a", str(rows), config=EvaluateConfig(), defaults=("agent:solved",)).rows) == 1
     with pytest.raises(UserError, match="answer"):
-        file_rows("a", str(rows), choices=Choices())
+        file_rows("a", str(rows), config=EvaluateConfig())

@@ -28,28 +28,26 @@ class Evaluation:
     def run(self, keys: dict[str, dict[str, str]], *, overwrite: bool = False) -> dict:
         self.asked.clear()
         files = dict.fromkeys(name for own in keys.values() for name in own)
-        row_sets = [
-            SimpleNamespace(file=MeasuredFile(name=name, source=name, verifiers=("math",), ks=(1,))) for name in files
-        ]
+        measured = [MeasuredFile(name=name, source=name, verifiers=("math",), ks=(1,)) for name in files]
         subjects = [
-            SimpleNamespace(name=name, said=name, key=lambda row_set, own=own: own[row_set.file.name] or None)
+            SimpleNamespace(name=name, said=name, key=lambda file, own=own: own[file.name] or None)
             for name, own in keys.items()
         ]
         config = SimpleNamespace(output=self.output, overwrite=overwrite, agent=None, checkpoints=tuple(keys))
-        return measurement._measure_all(config, subjects, row_sets, judges={}, report=lambda line: None)
+        return measurement._measure_all(config, subjects, measured, judges={}, report=lambda line: None)
 
-    def _measured(self, config, subject, row_sets, *, keys, judges, report):
+    def _measured(self, config, subject, files, *, keys, judges, report):
         if subject.name == self.fails:
             raise MemoryError
-        self.asked.append((subject.name, tuple(row_set.file.name for row_set in row_sets)))
+        self.asked.append((subject.name, tuple(file.name for file in files)))
         return {
-            (subject.name, row_set.file.name): Measured(
-                key=keys[subject.name, row_set.file.name] or "",
-                responses=tuple(judged_rows([[True], [False]], checkpoint=subject.name, file=row_set.file.name)),
+            (subject.name, file.name): Measured(
+                key=keys[subject.name, file.name] or "",
+                responses=tuple(judged_rows([[True], [False]], checkpoint=subject.name, file=file.name)),
                 skipped=(LEFT_OUT,),
                 seconds=2.5,
             )
-            for row_set in row_sets
+            for file in files
         }
 
     def places(self) -> list[tuple[str, str]]:

@@ -73,16 +73,6 @@ def test_the_record_holds_every_score_and_is_read_as_an_evaluation(tmp_path: Pat
     assert second["accuracy_standard_error"] == pytest.approx(0.25)
 
 
-def test_the_record_tells_how_files_were_measured_and_what_was_left_out():
-    record = board_record(board())
-    file = record["files"]["held_out"]
-    assert (file["verifiers"], file["k"], file["n_samples"]) == (["math"], [1, 2], 2)
-    assert file["skipped_rows"] == [{"index": 2, "reason": f"rows.jsonl line 3: no image {NASTY}"}]
-    (comparison,) = record["comparisons"]
-    assert (comparison["baseline"], comparison["checkpoint"], comparison["difference"]) == ("base", "grpo", 0.25)
-    assert (comparison["better_rows"], comparison["worse_rows"]) == (1, 0)
-
-
 def test_the_terminal_gets_a_table_per_file_with_its_data_sources(capsys):
     print_board(board())
     printed = capsys.readouterr().out

@@ -74,19 +74,20 @@ RIGHT, WRONG, OTHER = Ballot(vote="4", right=True), Ballot(vote="5", right=False
 SILENT = Ballot(vote=None, right=False)
 
 
-def test_most_votes_win():
-    assert majority_is_right([WRONG, RIGHT, OTHER, RIGHT])
-    assert not majority_is_right([WRONG, RIGHT, WRONG])
-
-
-def test_a_tie_goes_to_the_answer_given_first():
-    assert majority_is_right([RIGHT, WRONG, WRONG, RIGHT])
-    assert not majority_is_right([WRONG, RIGHT, RIGHT, WRONG])
-
-
-def test_a_response_without_an_answer_does_not_vote():
-    assert majority_is_right([SILENT, SILENT, RIGHT])
-    assert not majority_is_right([SILENT, SILENT])
+@pytest.mark.parametrize(
+    ("ballots", "is_right"),
+    [
+        ([WRONG, RIGHT, OTHER, RIGHT], True),
+        ([WRONG, RIGHT, WRONG], False),
+        # Of a tie, the answer given first counts.
+        ([RIGHT, WRONG, WRONG, RIGHT], True),
+        ([WRONG, RIGHT, RIGHT, WRONG], False),
+        ([SILENT, SILENT, RIGHT], True),
+        ([SILENT, SILENT], False),
+    ],
+)
+def test_most_votes_win(ballots, is_right):
+    assert majority_is_right(ballots) is is_right
 
 
 def test_samples_are_cut_into_groups_of_k():

@@ -139,15 +139,6 @@ def test_a_suite_that_no_hub_holds_says_how_to_get_a_copy():
         load_suite(get_suite("geoqa_test"))
 
 
-def test_a_dataset_that_cannot_be_had_may_be_given_as_a_copy():
-    with pytest.raises(UserError) as refused:
-        load_suite(get_suite("geometry3k"))
-    assert str(refused.value).startswith(
-        "suite geometry3k: hiyouga/geometry3k: no such file or folder, and no dataset"
-    )
-    assert str(refused.value).endswith("; or give a local copy with --suite_data geometry3k=PATH")
-
-
 def test_rows_that_cannot_be_used_are_left_out_with_their_reason(tmp_path):
     recipe = get_suite(own_recipe(tmp_path, images=["image"], choices="options", prompt="{question}\n{choices}"))
     good = {"question": "q", "options": ["a", "b"], "answer": "b", "image": "a.png"}

@@ -8,7 +8,7 @@ from remote_rm.answer_verifier import Weights
 from remote_rm.answers.choice import matches, read_choice
 from remote_rm.format_verifier import FormatVerifier
 from remote_rm.list_verifier import items_of
-from remote_rm.registry import build_parser, get_verifier
+from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item
 
 TABLES = [
@@ -94,16 +94,6 @@ def test_only_what_no_value_can_be_computed_of_is_left_to_sympy():
     assert quick("(x+1)^2", "x^2+2x+2") is False
 
 
-@pytest.mark.parametrize(
-    "argv", [["--port", "70000"], ["--workers", "0"], ["--item-timeout-seconds", "-1"], ["--wrokers", "2"]]
-)
-def test_a_bad_flag_ends_with_exit_code_2(argv, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        build_parser("math", prog="math").parse_args(argv)
-    assert stopped.value.code == 2
-    assert argv[0] in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("response", "kept"), [("\n<think>a</think>\n\n<answer>b</answer> ", 1.0), ("", 0.0)])
 def test_the_format_alone_is_weighed(response, kept):
     score = FormatVerifier(weight=0.25).score(Item(prompt="p", response=response, label="any"))
@@ -178,15 +168,3 @@ def test_a_label_is_a_letter_with_or_without_its_text(label):
     assert matches("B", label)
     assert matches(label, label)
     assert not matches("A", label)
-
-
-@pytest.mark.parametrize(
-    ("response", "right"),
-    [
-        (r"<think>\boxed{B}</think><answer>C</answer>", 0.0),
-        (r"<think>A?</think> The answer is \boxed{B}", 1.0),
-        ("<think>t</think><answer>A or B</answer>", 0.0),
-    ],
-)
-def test_the_thinking_does_not_count_and_the_last_box_does(response, right):
-    assert scored_response("choice", response, "B").score == right

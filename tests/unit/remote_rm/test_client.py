@@ -133,14 +133,6 @@ def test_what_may_pass_is_tried_again(replies):
     assert asked(answering(*replies, status(200))).reward == 1.5
 
 
-def test_a_dead_endpoint_is_passed_over_for_a_live_one():
-    async def scenario() -> Score:
-        async with Server(good) as endpoint:
-            return await ask(f"http://127.0.0.1:{free_port()}/get_reward", endpoint)
-
-    assert asyncio.run(scenario()).reward == 1.5
-
-
 def test_a_busy_server_is_left_alone_for_as_long_as_it_asks():
     asked_at = []
 

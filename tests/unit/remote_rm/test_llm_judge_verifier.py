@@ -34,19 +34,6 @@ def test_every_setting_has_a_flag_with_the_same_default():
     assert not [action for action in parser._actions if not action.help]
 
 
-def test_settings_by_name_are_those_of_the_flags():
-    made = verifier_with(
-        "llm_judge",
-        {
-            "judge_url": "http://h/v1",
-            "judge_model": "m",
-            "judge_concurrency": 5,
-            "judge_rule": None,
-        },
-    )
-    assert made == LlmJudge(judge_url="http://h/v1", judge_model="m", judge_concurrency=5)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

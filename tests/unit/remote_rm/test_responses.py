@@ -86,10 +86,6 @@ def test_a_last_turn_that_does_anything_else(turn):
     assert turns_kept([CROP, turn]) == [True, False]
 
 
-def test_no_turns_keep_to_no_format():
-    assert turns_kept([]) == []
-
-
 def test_each_turn_may_be_opened_by_the_template():
     prompt = "<|im_start|>assistant\n<think>\n"
     turns = [turn.removeprefix("<think>") for turn in (CROP, ANSWER)]

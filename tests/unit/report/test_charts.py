@@ -50,7 +50,7 @@ def test_the_weights_of_reward_parts_are_drawn_together():
     (panel,) = panels(metrics)
     assert panel.spec.title == "Weights of reward parts"
     assert [line.name for line in panel.lines] == ["format", "accuracy x used_tool"]
-    assert line_chart(panel).lines[1].last == "−0.1"
+    assert line_chart(panel).show(panel.lines[1].last) == "−0.1"
 
 
 def test_a_divergence_that_nothing_measured_stands_with_the_other_metrics():
@@ -61,10 +61,10 @@ def test_a_divergence_that_nothing_measured_stands_with_the_other_metrics():
 
 def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
     chart = line_chart(panels(log(accuracy=[0.0, 1.0, None, 0.5]))[0])
-    (line,) = chart.lines
-    assert line.raw == "M54.0 162.00L146.0 10.00"
-    assert line.dots == ((330.0, 86.0),)
-    assert line.last == "50.0\N{NO-BREAK SPACE}%"
+    (line,) = chart.panel.lines
+    assert chart.path(line.points) == "M54.0 162.00L146.0 10.00"
+    assert chart.dots(line.points) == [(330.0, 86.0)]
+    assert chart.show(line.last) == "50.0\N{NO-BREAK SPACE}%"
     assert json.loads(chart.hover)[0]["points"][2] == [330.0, 86.0, "4", "50.0\N{NO-BREAK SPACE}%"]
 
 

@@ -118,7 +118,7 @@ def test_of_thousands_of_images_heavy_ones_are_made_smaller(tmp_path):
     (tmp_path / "a.png").write_bytes(png(400, 300, noise=True))
     images = InlineImages(count=5000)
     images.add("a.png", folder=tmp_path)
-    content = base64.b64decode(images.uris[0].removeprefix("data:image/webp;base64,"))
+    content = base64.b64decode(next(iter(images.uris)).removeprefix("data:image/webp;base64,"))
     assert PIL.Image.open(io.BytesIO(content)).size == (320, 240)
 
 

@@ -20,7 +20,7 @@ from lmm_r1.data.sample import Completion
 from lmm_r1.data_check.reward_functions import function_findings
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import MeasuredFile
-from lmm_r1.evaluation.rows import RowSet, judge_responses
+from lmm_r1.evaluation.rows import judge_responses
 from lmm_r1.generation.engine import Outcome
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import make_judge, make_scorer
@@ -68,11 +68,10 @@ def in_batch_inference(reward: str) -> list[dict]:
 
 
 def in_evaluation(reward: str) -> list:
-    file = MeasuredFile(name="rows", source="rows", verifiers=columns_of([reward]), ks=(1,))
-    row_set = RowSet(file=file, rows={0: ROW}, sampling=SuiteSampling())
+    file = MeasuredFile(name="rows", source="rows", verifiers=columns_of([reward]), ks=(1,), rows={0: ROW})
     with ExitStack() as stack:
         judges = {one: stack.enter_context(judge_of(one)) for one in file.verifiers if not reward_list(one)}
-        return judge_responses({0: DONE}, checkpoint="c", row_set=row_set, judges=judges)
+        return judge_responses({0: DONE}, checkpoint="c", file=file, judges=judges)
 
 
 def test_one_list_gives_the_same_sums_everywhere():

