@@ -15,7 +15,6 @@ from lmm_r1.api.functions import named_rewards
 from lmm_r1.batch import RowLog, run_job
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import check_reward, columns_of, reward_list
-from lmm_r1.data.recipes import SuiteSampling
 from lmm_r1.data.sample import Completion
 from lmm_r1.data_check.reward_functions import function_findings
 from lmm_r1.errors import UserError
