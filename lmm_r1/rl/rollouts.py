@@ -15,7 +15,6 @@ from lmm_r1.config.rewards import PartWeight, WeightedPart, part_weights
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
-from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.group import GroupSettings, SampledGroup
@@ -159,7 +158,6 @@ class KitSamplesGenerator:
         with self._awake():
             self._gather(gathered, prompts, settings)
         groups = with_all_parts(gathered.groups)
-        check_loss_tokens(groups)
         members = [(number, sample) for number, group in enumerate(groups) for sample in group]
         given: dict[str, Any] = {"max_len": self.settings.max_len, "logs_masked": self.group_filter.masks}
         return Rollout(
@@ -332,17 +330,6 @@ def _parts_of(sample: Sample) -> dict[str, float]:
         {} if sample.played is None else {f"agent/{name}": value for name, value in sorted(sample.played.logs.items())}
     )
     return {} if sample.reward is None else {**sample.reward.parts, **logs}
-
-
-def check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
-    """Raise UserError if the loss leaves out all tokens of a step: an environment constrains every turn."""
-    samples = [sample for group in groups for sample in group]
-    if samples and not any(segment.in_loss for sample in samples for segment in sample.segments):
-        raise UserError(
-            f"{samples[0].row.location}: a step of {len(samples)} samples has nothing to train on. Each turn had to match a "
-            "regular expression, and the loss leaves such turns out; let the environment give TurnOptions.regex only to "
-            "some turns"
-        )
 
 
 def samples_generator(

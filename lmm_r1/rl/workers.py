@@ -406,7 +406,7 @@ class FrozenWorker(ModelWorker):
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         """Load the model; raises UserError if it cannot be used."""
-        self._begin(strategy)
+        self._setup_distributed(strategy)
         offload = self.config.ref.offload if self.role == "reference" else self.config.reward.offload
         self.model = strategy.prepare(self._load(pretrain, offload=bool(offload)))
         self.model.eval()
