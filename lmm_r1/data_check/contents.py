@@ -196,8 +196,9 @@ def content_of(row: Row) -> RowContent:
 
     def digest(turns: Sequence[Message]) -> bytes:
         made = hashlib.sha256(b"".join(map(_normalised, turns)))
-        for part in (*images_of(turns), *videos_of(turns)):
-            made.update(pixels(part))
+        for found in (images_of(turns), videos_of(turns)):
+            for part in found:
+                made.update(pixels(part))
         return made.digest()
 
     before = list(itertools.takewhile(lambda message: message.role != "assistant", row.messages))

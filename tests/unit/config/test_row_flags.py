@@ -29,7 +29,7 @@ def test_every_command_that_reads_rows_takes_the_same_flags(command):
     config = parse(command, argv, prog="", description="")
     reading = row_reading(config.data if grouped else config, prefix=prefix)
     assert reading.names == ColumnNames(prompt="q", answer="gold", images="pics", datasource="set")
-    assert (reading.format, reading.min_pixels, reading.max_pixels) == ("easyr1", 100, 200)
+    assert (reading.format, reading.min_pixels, reading.max_pixels) == ("flat", 100, 200)
     assert (reading.system_prompt, reading.image_dir) == ("Think.", Path.cwd())
     assert reading.prompt_template.text == "{{ content }} Go."
 
