@@ -284,7 +284,6 @@ class VllmEngine:
         """Call a method of the worker; no request may be in progress."""
         self._loop.run_until_complete(self.engine.collective_rpc(method, args=arguments))
 
-
     def close(self) -> None:
         """Stop the engine and free its memory."""
         end_tasks(self._loop, asyncio.all_tasks(self._loop))

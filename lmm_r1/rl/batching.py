@@ -39,11 +39,20 @@ class PassLimits:
         if self.tokens is None or group.tokens <= self.tokens:
             return [group]
         found: list[_Part] = []
+        prompt = group.samples[0].prompt_tokens
         # In this order, samples that share the most are next to one another.
-        for sample in sorted(group.samples, key=lambda sample: sample.token_ids.tolist()):
+        order = sorted(group.samples, key=lambda sample: sample.token_ids.tolist())
+        if group.tokens == prompt + sum(len(sample.token_ids) - prompt for sample in order):
+            # They share only the prompt.
+            order = sorted(group.samples, key=lambda sample: len(sample.token_ids), reverse=True)
+        for sample in order:
+            own = len(sample.token_ids) - prompt
+            places = [place for place, part in enumerate(found) if part.tokens + own <= self.tokens]
             grown = self.part([*found[-1].samples, sample]) if found else None
             if grown is not None and grown.tokens <= self.tokens:
                 found[-1] = grown
+            elif places:
+                found[places[0]] = self.part([*found[places[0]].samples, sample])
             else:
                 found.append(self.part([sample]))
         return found
