@@ -36,18 +36,6 @@ class TransformersEngine:
         self.model.generation_config = GenerationConfig()
         torch.manual_seed(settings.seed)
 
-    @classmethod
-    def around(cls, model: Any, *, codec: LimitedCodec, batch_rows: int) -> TransformersEngine:
-        """Return the engine of a loaded model, which may be trained further."""
-        engine = cls.__new__(cls)
-        engine.codec = codec
-        engine.batch_rows = batch_rows
-        engine.device = str(model.device)
-        engine.model = model
-        engine.stop_token_ids = codec.stop_token_ids(model.generation_config)
-        keep_cache(model)
-        return engine
-
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield the outcome of each (index, row), batch by batch."""
         source = iter(rows)

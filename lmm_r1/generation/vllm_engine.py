@@ -31,7 +31,7 @@ from lmm_r1.generation.engine import (
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response, hand_on, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
-from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
+from lmm_r1.lmm_kits import EncodedPrompt
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -210,24 +210,14 @@ def arguments_of(folder: str, *, codec: LimitedCodec, settings: EngineSettings) 
 class VllmEngine:
     """Adds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
-    def __init__(
-        self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None, in_training: bool = False
-    ) -> None:
-        """Args:
-        checkpoint: the checkpoint, if it is open already.
-        in_training: whether it runs in each training process, whose model updates its weights.
-        """
-        self.codec = LimitedCodec(path, settings, checkpoint=checkpoint)
+    def __init__(self, path: str, settings: EngineSettings) -> None:
+        self.codec = LimitedCodec(path, settings)
         self.guesses = settings.speculation is not None
         self.responses = settings.responses
         with merged_checkpoint(path, settings) as folder:
             arguments = arguments_of(folder, codec=self.codec, settings=settings)
-            if in_training:
-                # Use the launcher's rank, GPU and process group.
-                arguments["distributed_executor_backend"] = "external_launcher"
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
-        if not in_training:
-            atexit.register(_leave_group)
+        atexit.register(_leave_group)
         self._loop = asyncio.new_event_loop()
         # On a CPU, all PyTorch code runs in the engine's thread: see InProcessEngine.
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
@@ -290,33 +280,9 @@ class VllmEngine:
             return await self._loop.run_in_executor(self._beside, partial(function, *arguments))
         return function(*arguments)
 
-    async def response(self, row: Row, sampling: SamplingSettings, *, seed: int) -> tuple[EncodedPrompt, list[int]]:
-        """Return a row's prompt and the tokens of one response, including its end token; for use within `outcomes`.
-
-        Raises UserError for a row that the engine refuses, or whose response vLLM aborted.
-        """
-        encoded, request = await self._sampled(row, replace(sampling, seed=seed if sampling.temperature else None))
-        return encoded, request.responses[0].token_ids
-
     def call_workers(self, method: str, *arguments: Any) -> None:
         """Call a method of the worker; no request may be in progress."""
         self._loop.run_until_complete(self.engine.collective_rpc(method, args=arguments))
-
-    def forget(self, *, keep_images: bool) -> None:
-        """Drop everything computed with old weights: prefixes, image features, processed images.
-
-        Args:
-            keep_images: whether the update left the weights that compute image features unchanged.
-        """
-
-        async def reset() -> None:
-            if await self.engine.reset_prefix_cache() is False:
-                raise RuntimeError("the engine still had requests when its weights were replaced")
-            if not keep_images:
-                await self.engine.reset_encoder_cache()
-                await self.engine.reset_mm_cache()
-
-        self._loop.run_until_complete(reset())
 
     def close(self) -> None:
         """Stop the engine and free its memory."""

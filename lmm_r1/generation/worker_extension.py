@@ -160,13 +160,6 @@ class FileWeights(TokenBan):
         self._refresh_tied_heads()
         self._refresh_experts()
 
-    def take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights of these names by tensors of this process, on its own GPU.
-
-        Only for a worker in the caller's process, which vLLM ensures for `external_launcher`.
-        """
-        self.model_runner.model.load_weights(weights=list(weights.items()))
-
     def _image_features(self) -> dict[str, torch.Tensor]:
         """Return the worker's image features by hash; vLLM's two model runners keep them in different places."""
         cache = self.model_runner.encoder_cache

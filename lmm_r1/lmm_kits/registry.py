@@ -207,6 +207,7 @@ def _llm_refusal(
 
     # The rest loads torch; an unknown name is reported without it.
     if model_type is not None and model_type in CONFIG_MAPPING_NAMES:
+        cpu.prepare()
         from lmm_r1.lmm_kits.llm import refusal_of
 
         return refusal_of(model_type)

@@ -39,11 +39,20 @@ class PassLimits:
         if self.tokens is None or group.tokens <= self.tokens:
             return [group]
         found: list[_Part] = []
+        prompt = group.samples[0].prompt_tokens
         # In this order, samples that share the most are next to one another.
-        for sample in sorted(group.samples, key=lambda sample: sample.token_ids.tolist()):
+        order = sorted(group.samples, key=lambda sample: sample.token_ids.tolist())
+        if group.tokens == prompt + sum(len(sample.token_ids) - prompt for sample in order):
+            # They share only the prompt.
+            order = sorted(group.samples, key=lambda sample: len(sample.token_ids), reverse=True)
+        for sample in order:
+            own = len(sample.token_ids) - prompt
+            places = [place for place, part in enumerate(found) if part.tokens + own <= self.tokens]
             grown = self.part([*found[-1].samples, sample]) if found else None
             if grown is not None and grown.tokens <= self.tokens:
                 found[-1] = grown
+            elif places:
+                found[places[0]] = self.part([*found[places[0]].samples, sample])
             else:
                 found.append(self.part([sample]))
         return found
@@ -68,18 +77,18 @@ class _Load:
     """The parts in a pass or on a rank."""
 
     parts: list[_Part] = field(default_factory=list)
+    count: int = 0
+    """Of samples."""
+    tokens: int = 0
 
     @property
     def samples(self) -> Pass:
         return [sample for part in self.parts for sample in part.samples]
 
-    @property
-    def count(self) -> int:
-        return sum(len(part.samples) for part in self.parts)
-
-    @property
-    def tokens(self) -> int:
-        return sum(part.tokens for part in self.parts)
+    def add(self, part: _Part) -> None:
+        self.parts.append(part)
+        self.count += len(part.samples)
+        self.tokens += part.tokens
 
 
 def tree_tokens(group: Sequence[TrainingSample]) -> int:
@@ -114,14 +123,14 @@ def _split_ranks(samples: Sequence[TrainingSample], *, ranks: int, limits: PassL
     for group in sorted(map(limits.part, _groups(samples)), key=lambda part: part.tokens, reverse=True):
         fitting = [share for share in shares if share.count + len(group.samples) <= room]
         if fitting:
-            min(fitting, key=lambda share: share.tokens).parts.append(group)
+            min(fitting, key=lambda share: share.tokens).add(group)
             continue
         # No rank has room for the group: divide it into as few parts as possible.
         left = group.samples
         while left:
             share = min(shares, key=lambda share: share.count)
             part, left = left[: room - share.count], left[room - share.count :]
-            share.parts.append(limits.part(part))
+            share.add(limits.part(part))
     return shares
 
 
@@ -132,9 +141,8 @@ def _split_passes(share: _Load, limits: PassLimits) -> list[_Load]:
     for piece in sorted(pieces, key=lambda piece: piece.tokens, reverse=True):
         fitting = next((load for load in passes if limits.has_room(load, tokens=piece.tokens)), None)
         if fitting is None:
-            passes.append(_Load(parts=[piece]))
-        else:
-            fitting.parts.append(piece)
+            passes.append(fitting := _Load())
+        fitting.add(piece)
     return passes
 
 
@@ -149,7 +157,7 @@ def _divided(passes: Sequence[_Load], count: int, limits: PassLimits) -> list[_L
             parts = [limits.part([sample]) for sample in largest.samples]
         halves = _Load(), _Load()
         for part in sorted(parts, key=lambda part: part.tokens, reverse=True):
-            min(halves, key=lambda half: half.tokens).parts.append(part)
+            min(halves, key=lambda half: half.tokens).add(part)
         passes += halves
     return sorted(passes, key=lambda load: load.tokens, reverse=True)
 

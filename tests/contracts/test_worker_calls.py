@@ -4,7 +4,6 @@ The caller's side is the trainer's channels and the rollout actor, the other sid
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 import torch
 from openrlhf.utils import distributed_util
 from safetensors.torch import load_file
-from vllm.config import ParallelConfig
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -165,15 +163,7 @@ def load_weights_from(weights: dict[str, torch.Tensor]) -> None:
     assert read == ["/dev/shm/lmm-r1-weights-0"]
 
 
-def take_weights(weights: dict[str, torch.Tensor]) -> None:
-    # Tensors themselves: the engine is in this process, whatever the user asks for.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ENGINE_PROCESS, "1")
-        ParallelConfig(distributed_executor_backend="external_launcher")
-        assert os.environ[ENGINE_PROCESS] == "0"
-
-
-CASES = (ban_tokens, init_process_group, load_weights_from, open_bucket, receive_bucket, take_weights)
+CASES = (ban_tokens, init_process_group, load_weights_from, open_bucket, receive_bucket)
 
 
 @pytest.mark.usefixtures("serialization", "trainer")

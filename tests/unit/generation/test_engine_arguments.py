@@ -34,13 +34,9 @@ def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> str:
 
 
 def outside_of_training(
-    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, student: bool = False, **settings: Any
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, **settings: Any
 ) -> dict[str, Any]:
-    """What chats, evaluations and batch inference give to vLLM, and what its workers are asked for.
-
-    Args:
-        student: of a distillation, in the training's process.
-    """
+    """What chats, evaluations and batch inference give to vLLM, and what its workers are asked for."""
     given: dict[str, Any] = {}
 
     def load(**arguments: Any) -> SimpleNamespace:
@@ -54,7 +50,7 @@ def outside_of_training(
     monkeypatch.setattr(vllm_engine, "LLM", load)
     with monkeypatch.context() as patch:
         patch.setattr(atexit, "register", lambda leave: given.update(leaves=leave.__name__))
-        VllmEngine(checkpoint, replace(ENGINE, **settings), in_training=student)
+        VllmEngine(checkpoint, replace(ENGINE, **settings))
     return given
 
 

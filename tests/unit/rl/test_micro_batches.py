@@ -85,9 +85,9 @@ def test_groups_share_a_pass_as_far_as_the_tokens_allow():
 
 
 def test_a_group_over_the_tokens_is_divided_into_few_parts_that_repeat_the_prompt():
-    # 30 tokens leave 20 for responses next to the prompt of 10: 5 + 11, 6 + 12, 9 + 8, 7; the largest pass comes first.
+    # 30 tokens leave 20 for responses next to the prompt of 10: 12 + 8, 11 + 9, 7 + 6 + 5.
     samples = groups([5, 11, 6, 12, 9, 8, 7])
-    assert of_one_rank(samples, shared(tokens=30)) == [{2, 3}, {4, 5}, {0, 1}, {6}]
+    assert of_one_rank(samples, shared(tokens=30)) == [{3, 5}, {1, 4}, {6, 2, 0}]
     # The last part, 10 + 18 = 28 of 45 tokens, has room for another group: 10 + 7 = 17.
     samples = groups([18, 18, 17, 18], [4, 3])
     assert of_one_rank(samples, shared(tokens=46)) == [{0, 1}, {2, 3}, {4, 5}]
