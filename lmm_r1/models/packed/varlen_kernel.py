@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -99,13 +100,15 @@ def _of_torch(inner: str) -> VarlenKernel:
     def attend(
         queries: torch.Tensor,
         keys: torch.Tensor,
-        *given: object,
+        *given: Any,
         scale: float | None,
         causal: bool,
         window_size: tuple[int, int],
     ) -> torch.Tensor:
         grouped = queries.shape[1] != keys.shape[1]
-        return varlen_attn(queries, keys, *given, scale=scale, window_size=window_size, enable_gqa=grouped)
+        output = varlen_attn(queries, keys, *given, scale=scale, window_size=window_size, enable_gqa=grouped)
+        assert isinstance(output, torch.Tensor), "nothing else was asked for"
+        return output
 
     return VarlenKernel(name=f"PyTorch's varlen_attn ({inner})", function=attend)
 
