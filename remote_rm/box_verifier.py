@@ -275,7 +275,8 @@ class BoxVerifier(GradedVerifier):
     def _scales(self, item: Item) -> set[tuple[float, float]]:
         """The factors of an answer's coordinates: none, one pair (x, y), or several, which cannot be applied."""
         golds = _golds(item.label, xywh=self.xywh)
-        if self.unscaled or not golds or all(map(_is_share, golds)):
+        # Of a label in shares of the width and height, from 0 to 1, nothing is scaled.
+        if self.unscaled or not golds or all(box.corners is not None and max(box.corners) <= 1 for box in golds):
             return set()
         return {(x, y) for x, y in item.image_scales}
 
@@ -284,7 +285,7 @@ class BoxVerifier(GradedVerifier):
             return _WRONG
         if not golds or not boxes:
             return Grade(values=(float(golds == boxes),), is_right=golds == boxes)
-        table = [[self._iou(box, gold=gold) for box in boxes] for gold in golds]
+        table = [[0.0 if self._is_other(box, gold) else iou(box, gold) for box in boxes] for gold in golds]
         mean = fsum(table[gold][box] for gold, box in best_pairs(table)) / max(len(golds), len(boxes))
         reached = [[overlap >= self.iou_threshold for overlap in row] for row in table]
         return Grade(values=(min(1.0, mean),), is_right=len(golds) == len(boxes) and is_matchable(reached))
@@ -301,9 +302,8 @@ class BoxVerifier(GradedVerifier):
         """Return whether the label is a list of boxes, or an empty one."""
         return _golds(label, xywh=self.xywh) is not None
 
-    def _iou(self, box: Box, *, gold: Box) -> float:
-        is_other_class = self.match_labels and gold.label is not None and not same_class(box.label, gold.label)
-        return 0.0 if is_other_class else iou(box, gold)
+    def _is_other(self, box: Box, gold: Box) -> bool:
+        return self.match_labels and gold.label is not None and not same_class(box.label, gold.label)
 
 
 @lru_cache(maxsize=4096)
@@ -311,11 +311,6 @@ def _golds(label: str, *, xywh: bool) -> list[Box] | None:
     """The boxes of a label; None if it has none, or one is not a box. Cached for the rest of the group."""
     boxes = boxes_in(label, xywh=xywh)
     return boxes if boxes is not None and all(box.corners is not None for box in boxes) else None
-
-
-def _is_share(box: Box) -> bool:
-    """Whether a box of a label is in shares of the image's width and height."""
-    return box.corners is not None and max(box.corners) <= 1
 
 
 VERIFIER = BoxVerifier

@@ -367,9 +367,9 @@ async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None
             if (told and status in (400, 422)) or (status == 200 and "rewards" in told):
                 return
     except (asyncio.TimeoutError, aiohttp.ClientError) as error:
-        told = f"{type(error).__name__}: {error}".rstrip(": ")
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise RewardUnavailable(
-            f"no reward server listens at {endpoint} ({told}): check the address, or {START_HINT}"
+            f"no reward server listens at {endpoint} ({reason}): check the address, or {START_HINT}"
         ) from error
     raise RewardUnavailable(
         f"{endpoint} is no reward server: something else listens there and answered {status}; "

@@ -108,9 +108,9 @@ def _comparison_table(runs: Sequence[Run], *, names: Sequence[str]) -> Table:
     files = row_files(runs)
     table = _table(f"differences to {names[0]}", columns=("Run", "Stage"), files=files)
     for match in match_stages(runs):
-        for compared in compared_rows(match, files=files):
-            cells = [_accuracy(cell.scores, cell.change) for cell in compared.cells]
-            _add(table, names[compared.run], *_stage_cells(compared.row), *cells)
+        for run, row in compared_rows(match, files=files):
+            cells = [_accuracy(cell.scores, cell.change) for cell in row.held_out]
+            _add(table, names[run], *_stage_cells(row), *cells)
         table.add_section()
     return table
 

@@ -172,32 +172,6 @@ class MeasuredBefore:
         write_json_object(self._record, dataclasses.asdict(_MeasuredRecord(measured=entries)))
 
 
-def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorEndpoint]:
-    """Return the settings of each `--model`, after a check that the server can be reached and accepts the key."""
-    api_key = None
-    if config.api_key_env is not None:
-        api_key = os.environ.get(config.api_key_env, "").strip()
-        if not api_key:
-            raise UserError(
-                f"--api_key_env {config.api_key_env}: this environment variable is not set or empty; export the key"
-            )
-    models = [
-        GeneratorEndpoint(
-            url=str(config.endpoint),
-            model=model,
-            api_key=api_key,
-            concurrency=config.endpoint_concurrency,
-            timeout_seconds=config.endpoint_timeout,
-            attempts=config.endpoint_attempts,
-            body=endpoint_fields(config),
-        )
-        for model in config.model
-    ]
-    with contextlib.closing(EndpointEngine(models[0], log=log)) as engine:
-        engine.check()
-    return models
-
-
 def read_files(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[MeasuredFile]:
     """Return every file and suite with its rows; raises UserError for the first that cannot be read."""
     defaults: tuple[str, ...] = (DEFAULT_VERIFIER,)
@@ -338,12 +312,34 @@ def episode_settings(config: EvaluateConfig) -> EpisodeSettings | None:
 
 
 def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_Subject]:
+    """Return each `--model`, after a check that the server can be reached and accepts the key."""
     if config.endpoint is None:
         return []
     assert config.output is not None, "required with an endpoint"
     log = AnswerLog(answers_path(config.output))
     if log.known:
         report(f"{log.path}: holds the answers to {log.known:,} requests, which are not sent again")
+    api_key = None
+    if config.api_key_env is not None:
+        api_key = os.environ.get(config.api_key_env, "").strip()
+        if not api_key:
+            raise UserError(
+                f"--api_key_env {config.api_key_env}: this environment variable is not set or empty; export the key"
+            )
+    models = [
+        GeneratorEndpoint(
+            url=config.endpoint,
+            model=model,
+            api_key=api_key,
+            concurrency=config.endpoint_concurrency,
+            timeout_seconds=config.endpoint_timeout,
+            attempts=config.endpoint_attempts,
+            body=endpoint_fields(config),
+        )
+        for model in config.model
+    ]
+    with contextlib.closing(EndpointEngine(models[0], log=log)) as engine:
+        engine.check()
     return [
         _Subject(
             name=settings.model,
@@ -353,7 +349,7 @@ def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_S
             # The model of an endpoint may change; its log holds what was answered.
             key=lambda file: None,
         )
-        for settings in _remote_models(config, log=log)
+        for settings in models
     ]
 
 

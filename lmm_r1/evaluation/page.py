@@ -122,7 +122,7 @@ class PagePictures:
         texts = turn.text.split(PICTURE_MARK, len(turn.images))
         parts = [ShownPart(text=clipped(texts[0]))]
         for path, text in zip(turn.images, texts[1:], strict=False):
-            uri = self._uri(lambda path=path: data_uri(Path(path).read_bytes())).picture
+            uri = self._uri(partial(_file_uri, path)).picture
             parts += [ShownPart(picture=uri) if uri else ShownPart(text=PICTURE_MARK), ShownPart(text=clipped(text))]
         return [part for part in parts if part.text.strip() or part.picture]
 
@@ -135,6 +135,10 @@ class PagePictures:
             return ShownPart(text=str(error))
         self._left -= 1
         return ShownPart(picture=picture)
+
+
+def _file_uri(path: str) -> str:
+    return data_uri(Path(path).read_bytes())
 
 
 def course(response: JudgedResponse) -> str:

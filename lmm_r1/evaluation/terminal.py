@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.evaluation.board import CONFIDENCE, Board, Comparison, MeasuredFile
-from lmm_r1.evaluation.page_parts import mean, percent_text, points_text
+from lmm_r1.evaluation.page_parts import NONE, mean, percent_text, points_text
 from lmm_r1.evaluation.scores import SampleScores, ScoreEstimate
 
 BEST = "\N{BLACK STAR}"
@@ -20,7 +20,6 @@ CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"
 SMALLEST_P = 0.0001
 END_NAMES = {"over": "over", "turns": "out of turns", "images": "out of images", "tokens": "out of tokens"}
 """How an episode ended, as a column."""
-UNKNOWN = "\N{EN DASH}"
 
 
 def print_board(board: Board) -> None:
@@ -69,7 +68,7 @@ def _episode_table(file: MeasuredFile, played: Mapping[str, Mapping[str, str]]) 
     names = columns(played.values())
     table = _table(f"{file.name}: means of an episode, and how they ended in percent", names)
     for checkpoint, values in played.items():
-        table.add_row(*map(Text, [checkpoint, *(values.get(column, UNKNOWN) for column in names)]))
+        table.add_row(*map(Text, [checkpoint, *(values.get(column, NONE) for column in names)]))
     return table
 
 
@@ -123,12 +122,12 @@ def _comparison_table(board: Board) -> Table:
 
 def share(value: float | None) -> str:
     """Return 0.5342 as `53.4`, in percent; a dash for an unknown value."""
-    return UNKNOWN if value is None else percent_text(value)
+    return NONE if value is None else percent_text(value)
 
 
 def count(value: float | None) -> str:
     """Return 1234.4 as `1,234`; a dash for an unknown value."""
-    return UNKNOWN if value is None else f"{value:,.0f}"
+    return NONE if value is None else f"{value:,.0f}"
 
 
 def estimate(value: ScoreEstimate) -> str:

@@ -158,29 +158,19 @@ def _tail(folder: Path, depth: int) -> str:
     return "/".join(folder.parts[1:][-depth:])
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedRow:
-    run: int
-    row: StageRow
-    cells: tuple[HeldOutCell, ...]
-    """Their changes are those from the first run; None for that run itself."""
-
-
 def row_files(runs: Sequence[Run]) -> list[str]:
     """Return the files of held-out rows of all runs, `text` and `image` first."""
     return text_first(file for run in runs for file in run.evaluation.file_names)
 
 
-def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRow]:
+def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[tuple[int, StageRow]]:
+    """Return each run with its row, in which the changes are those from the first run; None for that run itself."""
     reference = {file: match.rows[0].scores(file) for file in files if 0 in match.rows}
-    return [
-        ComparedRow(
-            run=run,
-            row=row,
-            cells=tuple(_cell(file, row.scores(file), first=reference.get(file) if run else None) for file in files),
-        )
-        for run, row in sorted(match.rows.items())
-    ]
+    compared = []
+    for run, row in sorted(match.rows.items()):
+        cells = (_cell(file, row.scores(file), first=reference.get(file) if run else None) for file in files)
+        compared.append((run, replace(row, held_out=tuple(cells))))
+    return compared
 
 
 def accuracy_charts(

@@ -140,7 +140,7 @@ class Series:
 class RolloutSample:
     total: int
     rollouts: list[dict[str, object]]
-    prompts: list[list[dict[str, object]]]
+    prompts: list[list[dict[str, Any]]]
     """Distinct conversations; a rollout holds an index into this list."""
     images: list[str]
     """Data URIs; an image part of a prompt or a turn is an index into this list."""
@@ -171,11 +171,11 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
     }
     images = InlineImages(count=len(keys))
     prompts: dict[str, int] = {}
-    conversations: list[list[dict[str, object]]] = []
+    conversations: list[list[dict[str, Any]]] = []
     records, missing = [], 0
     for number, rollout in drawn:
         folder = stages[number].folder
-        prompt = [
+        prompt: list[dict[str, Any]] = [
             {"role": message.role, "parts": [shown_part(part, images=images, folder=folder) for part in message.parts]}
             for message in rollout.messages
         ]

@@ -157,8 +157,8 @@ def _match(answer: str, label: str, undecided: Undecided) -> bool | None:
         return False
     label, answer = word_in_english(label), plain(answer.strip()).strip("` ")
     # The name of a point or of a ratio is left out if only one of them has it.
-    for named, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
-        if bare.match(answer) or bare.match(label):
+    for named, unnamed in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
+        if unnamed.match(answer) or unnamed.match(label):
             answer, label = named.sub("", answer), named.sub("", label)
     gold = normalize(label)
     if is_choice(gold) and (option := choice.read_label(label)) is not None:

@@ -258,9 +258,12 @@ def rounds_to(exact: str, about: str) -> bool:
 def _match_sequence(answer: str, gold: str, gold_items: list[str], undecided: Undecided) -> bool | None:
     named_answer, named_gold = _named_one_by_one(answer), _named_one_by_one(gold)
     gold_pair, answer_pair = enclosing_delimiters(named_gold), enclosing_delimiters(named_answer)
-    if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):
-        return False
     pairs = {pair[0] for pair in (answer_pair, gold_pair) if pair is not None}
+    if answer_pair != gold_pair:
+        # Of two elements, [1, 2] is a closed interval, (1, 2) an open one or a point, {1, 2} a set.
+        are_alike = None in (answer_pair, gold_pair) or len(gold_items) > 2 or pairs == {"{", r"\{"}
+        if {("[", ")"), ("(", "]")} & {answer_pair, gold_pair} or not are_alike:
+            return False
     if "(" in pairs and (Latex.OR.search(answer) or Latex.OR.search(gold)):
         return False
     if Latex.OR.search(answer) and not Latex.OR.search(gold) and all(map(Token.NAME_ONLY.fullmatch, gold_items)):
@@ -381,18 +384,6 @@ def all_of(verdicts: Sequence[bool | None]) -> bool | None:
 def any_of(verdicts: Sequence[bool | None]) -> bool | None:
     """Return whether one is true; None if that is left open."""
     return True if True in verdicts else None if None in verdicts else False
-
-
-def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[str, str] | None, length: int) -> bool:
-    if answer_pair == gold_pair:
-        return True
-    is_half_open = {("[", ")"), ("(", "]")} & {answer_pair, gold_pair}
-    if is_half_open:
-        return False
-    if answer_pair is None or gold_pair is None:
-        return True
-    # Of two elements, [1, 2] is a closed interval, (1, 2) an open one or a point, {1, 2} a set.
-    return length > 2 or {answer_pair[0], gold_pair[0]} == {"{", r"\{"}
 
 
 def _as_words(text: str) -> str:

@@ -13,7 +13,6 @@ from configparser import RawConfigParser
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 
 
 def sections(file: str, *, delimiter: str = "=") -> dict[str, dict[str, str]]:
@@ -28,8 +27,11 @@ Match = re.Match[str]
 Pattern = re.Pattern[str]
 
 
-class Patterns(SimpleNamespace):
+class Patterns:
     """Compiled patterns by name."""
+
+    def __init__(self, **compiled: re.Pattern[str]):
+        self.__dict__.update(compiled)
 
     def __getattr__(self, name: str) -> re.Pattern[str]:
         raise AttributeError(f"no table of answers/lexer has the pattern {name}")

@@ -104,11 +104,11 @@ def test_differences_are_to_the_same_stage_of_the_first_run(tmp_path):
         write_run(tmp_path / "second", stages=["fre", "mgt"], accuracies=[0.75, 0.7]),
     ]
     fre, mgt = (compared_rows(match, files=["text"]) for match in match_stages(runs))
-    assert [row.cells[0].change for row in fre] == [None, 0.25]
-    assert fre[1].cells[0].is_clear
-    assert mgt[1].cells[0].change == pytest.approx(-0.05)
+    assert [row.held_out[0].change for _, row in fre] == [None, 0.25]
+    assert fre[1][1].held_out[0].is_clear
+    assert mgt[1][1].held_out[0].change == pytest.approx(-0.05)
     # 150 and 140 of 200 rows: chance may well make such a difference.
-    assert not mgt[1].cells[0].is_clear
+    assert not mgt[1][1].held_out[0].is_clear
 
 
 def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_path):
