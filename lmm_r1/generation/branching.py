@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lmm_r1.agents.environment import Episode
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, load_agent
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.config.checks import agent_options
+from lmm_r1.config.declared import json_object
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
@@ -133,7 +133,9 @@ class AgentSpec:
         """
         if self.func_path is None:
             assert self.name is not None, "one of the two is given"
-            environment = load_environment(self.name, options=agent_options(self.settings))
+            environment = load_environment(
+                self.name, options=json_object(self.settings.options, flag="--agent.options")
+            )
             return BranchingRollout(environment=environment, limits=self.settings, **room)
         agent = load_agent(self.func_path)
         if isinstance(agent, ExecutorAgent):

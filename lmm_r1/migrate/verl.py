@@ -17,10 +17,8 @@ from lmm_r1.migrate.table import (
     derived,
     differs,
     lacks,
-    listed,
     names_of,
     settings_of,
-    trackers,
 )
 from lmm_r1.migrate.verl_turns import ACTOR, IMAGES, IN_PLACE, ROLLOUT, TURN_RULES, crops
 
@@ -170,41 +168,4 @@ VERL = Table(
     ),
     names=names_of("verl_names"),
     families=names_of("verl_families"),
-)
-
-_SCHEDULES = {"cosine": "cosine_with_min_lr", "wsd": "cosine_with_min_lr", "constant": "constant_with_warmup"}
-
-
-def _sft(given: Given) -> Results:
-    if files := given["data.train_files"]:
-        yield Flag("data.dataset", ",".join(map(str, listed(files))))
-    if held_out := given["data.val_files"]:
-        yield Flag("eval.dataset", ",".join(map(str, listed(held_out))))
-        yield Flag("eval.steps", given.whole("trainer.test_freq"))
-    if given["data.multiturn.enable"]:
-        yield Flag("data.input_key", given["data.multiturn.messages_key"])
-    else:
-        for name, flag in (("messages", "input"), ("prompt", "input"), ("response", "output")):
-            if given.has(f"data.{name}_key"):
-                yield Flag(f"data.{flag}_key", given[f"data.{name}_key"])
-        for name, flag in (("prompt", "input"), ("response", "output")):
-            if keys := given[f"data.{name}_dict_keys"]:
-                yield Flag(f"data.{flag}_key", ".".join(map(str, (given[f"data.{name}_key"], *listed(keys)))))
-    if given["data.train_max_samples"] is not None and (most := given.whole("data.train_max_samples")) > 0:
-        yield Flag("data.max_samples", most)
-    schedule = _SCHEDULES.get(str(given["optim.lr_scheduler"]), "cosine_with_min_lr")
-    yield Flag("lr_scheduler", schedule)
-    if schedule == "cosine_with_min_lr":
-        yield Flag("min_lr_ratio", given.number("optim.min_lr_ratio"))
-    if given.whole("model.lora_rank"):
-        yield Flag("ds.lora.target_modules", listed(given["model.target_modules"]))
-    yield from trackers(given, "trainer.logger", "console", "file")
-
-
-VERL_SFT = Table(
-    system="verl",
-    command="train_sft",
-    settings=settings_of("verl_sft"),
-    rules=(_sft,),
-    names=names_of("verl_sft_names"),
 )

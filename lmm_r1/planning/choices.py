@@ -21,7 +21,7 @@ from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.data.images import image_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.data.training_rows import AnyRow
-from lmm_r1.errors import ListedError, UserError
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.estimates import PlanImage, machine_of
@@ -218,26 +218,8 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
     for line in (memory, *(passes if is_verbose() else ()), choices_line(config, complete)):
         if line is not None:
             console.print(line)
-    judge(found, found_plan, replan=replan)
+    refuse_excess(found, found_plan, replan=replan)
     return complete
-
-
-def judge(
-    config: Config,
-    plan: Plan,
-    *,
-    replan: Callable[[Config], Plan],
-    command: Callable[[Sequence[Remedy]], str] | None = None,
-) -> None:
-    """Raise ListedError as `refuse_excess` does; only warn if `--train.memory_check` is not `refuse`."""
-    try:
-        refuse_excess(config, plan, replan=replan, command=command)
-    except ListedError as error:
-        if config.train.memory_check != "refuse":
-            logger.warning("%s", error)
-            return
-        sentence = f"{error.sentence}; or begin all the same with --train.memory_check warn"
-        raise ListedError(sentence, error.lines) from error
 
 
 def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
@@ -291,33 +273,15 @@ def fitting_pixels(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig,
     return pixels if tokens <= room else pixels * min(room, length // (1 + isinstance(config, PPOConfig))) // tokens
 
 
-def too_large(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, pixels: int, where: str) -> str | None:
-    """Return a sentence about images that do not fit into `--data.max_len`; None if they do.
-
-    Args:
-        where: what has images of so many pixels.
-    """
-    fitting, shown = fitting_pixels(checkpoint, config, pixels=pixels), min(pixels, config.data.max_pixels or pixels)
-    if fitting == shown:
-        return None
-    advice = f"They are scaled to fit (--data.overlong_images scale). Choose their size by --data.max_pixels {fitting}, or raise"
-    if checkpoint.kit.pixel_limits(checkpoint.processor) is None:
-        advice = f"{checkpoint.kit.model_type} leaves no choice of the size of an image: raise"
-    return (
-        f"{where}: images of {shown:,} pixels are {image_tokens(checkpoint, pixels=shown):,} tokens, which do not fit into "
-        f"--data.max_len {config.data.max_len}. {advice} --data.max_len."
-    )
-
-
-def most_pixels(rows: Iterable[AnyRow]) -> tuple[int, str]:
-    """Return the pixels of the images of the row that has most, as its bounds scale them, and its location; 0 without any."""
+def most_pixels(rows: Iterable[AnyRow]) -> int:
+    """Return the pixels of the images of the row that has most, as its bounds scale them; 0 without any."""
 
     def pixels(row: AnyRow) -> int:
         sizes = ((image, image_size(image, location=row.location)) for image in images_of(row.messages))
         shown = ((image.max_pixels, width * height) for image, size in sizes if size for width, height in [size])
         return sum(min(area, bound or area) for bound, area in shown)
 
-    return max(((pixels(row), row.location) for row in rows), default=(0, ""))
+    return max(map(pixels, rows), default=0)
 
 
 def checkpoint_of(config: PPOConfig | SupervisedConfig) -> Checkpoint:

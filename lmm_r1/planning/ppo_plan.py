@@ -10,9 +10,8 @@ from lmm_r1.config.hardware import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.config.ppo import AHEAD_TOKENS, MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS, PlacedModel
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.shared import EIGHT_BIT, OptimizerConfig
-from lmm_r1.generation.media_store import compact
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
-from lmm_r1.models.loading import Role, rl_settings
+from lmm_r1.models.loading import LoadSettings, Role, rl_settings
 from lmm_r1.planning.estimates import (
     DRIVER,
     PROCESS,
@@ -22,7 +21,9 @@ from lmm_r1.planning.estimates import (
     PlanImage,
     estimate,
 )
-from lmm_r1.planning.pass_memory import MASTER_BYTES, ZeroSettings
+from lmm_r1.planning.pass_memory import MASTER_BYTES
+from lmm_r1.planning.pass_memory import Role as PlannedRole
+from lmm_r1.planning.pass_memory import ZeroSettings
 from lmm_r1.planning.plan import (
     Device,
     Phase,
@@ -38,8 +39,6 @@ from lmm_r1.planning.plan import (
 TOKEN_STEP = 256
 # Share of a GPU's memory that passes larger than usual leave free.
 SPARE_SHARE = 0.15
-# Bytes of a sample's token in the run's process: an id and a log-prob as Python objects, 36 and 32, and four tensors.
-SAMPLE_TOKEN_BYTES = 96
 
 
 def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = None) -> Plan:
@@ -73,7 +72,7 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
     return Plan(
         machine=machine,
         devices=devices,
-        host=_host(config, machine, devices, image),
+        host=_host(config, machine, devices),
         pass_tokens=tokens,
         fitting_tokens=fitting,
         longest=longest,
@@ -153,7 +152,8 @@ def _log_prob_tokens(
                 # As it would be built if it were not trained.
                 trained: Role = "policy" if model.role == "policy" else "critic"
                 frozen: Role = "reference" if trained == "policy" else "reward"
-                settings = _settings(config, frozen, path=model_path(config, trained))
+                path = model_path(config, trained)
+                settings = model_settings(config, frozen, path=path, load=rl_settings(config, frozen))
                 passes = estimate(settings, image).passes
             room = device.beside_engine(usable=usable, sleeps=True, tokens=0) - model.gathered
             room -= model.estimate.size.merging_bytes
@@ -183,8 +183,7 @@ def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel
         responses=-(-prompts * config.rollout.n_samples_per_prompt // vllm.engines),
         gpus=vllm.tensor_parallel_size,
         sleeps=bool(vllm.enable_sleep),
-        ranks=max(1, vllm.gpus // config.actor.nodes),
-        copies=vllm.engines,
+        ranks=max(1, vllm.gpus // config.actor.nodes) if machine.gpu_bytes is not None else vllm.engines,
         process=PROCESS,
     )
 
@@ -203,43 +202,36 @@ def model_path(config: PPOConfig, role: Role) -> str:
     return path
 
 
-def _settings(config: PPOConfig, role: Role, *, path: str, bytes_per_gradient: int = 0) -> ModelSettings:
-    trained, actor, load = role in ("policy", "critic"), config.actor, rl_settings(config, role)
+def model_settings(
+    config: PPOConfig | SupervisedConfig, role: PlannedRole, *, path: str, load: LoadSettings
+) -> ModelSettings:
+    """Return how a run builds one of its models."""
+    trained = role in ("policy", "critic")
+    group = config.actor if isinstance(config, PPOConfig) else config.model
     return ModelSettings(
         path=path,
         role=role,
         load=load if trained else replace(load, freeze_visual_encoder=False, freeze_prefix=()),
-        checkpointing=trained and bool(actor.gradient_checkpointing_enable),
-        reentrant=actor.gradient_checkpointing_reentrant,
-        entropy=role == "policy" and actor.entropy_coef is not None,
-        bytes_per_gradient=bytes_per_gradient,
+        checkpointing=trained and bool(group.gradient_checkpointing_enable),
+        reentrant=group.gradient_checkpointing_reentrant,
+        entropy=role == "policy" and isinstance(config, PPOConfig) and config.actor.entropy_coef is not None,
     )
 
 
 def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage | None) -> PlannedModel:
     """Return one model's process; its passes are settled later."""
-    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     own: dict[Role, PlacedModel] = {"critic": config.critic, "reference": config.ref, "reward": config.reward}
-    group, actor = own.get(role, config.actor), config.actor
+    group = own.get(role, config.actor)
     on_gpu, trained = machine.gpu_bytes is not None, role in ("policy", "critic")
     optim = group.optim if isinstance(group, OptimizerConfig) else ""
     # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
     zero = zero_settings(config, optim, ranks=max(1, group.gpus), on_gpu=on_gpu, passes=2)
-    gradients = not on_gpu and zero.stage in (1, 2) and not zero.sums_alone
-    again = config.train.num_episodes > 1 or actor.freeze_visual_encoder or actor.freeze_prefix or config.ds.lora.rank
     return planned_model(
-        _settings(
-            config,
-            role,
-            path=model_path(config, role),
-            bytes_per_gradient=WIDTHS[config.ds.param_dtype] if gradients else 0,
-        ),
+        model_settings(config, role, path=model_path(config, role), load=rl_settings(config, role)),
         zero,
         image=image,
         ranks=group.gpus_per_node,
         gpus=group.gpus,
-        cache_gib=config.ds.image_cache_gib,
-        keeps=not trained and bool(again),
         offload=bool(config.ref.offload if role == "reference" else config.reward.offload),
         sleeps=on_gpu and trained and bool(config.ds.enable_sleep) and not config.ds.adam_offload,
         averages=role == "policy" and config.train.enable_ema,
@@ -253,8 +245,7 @@ def _devices(
     train = config.train
     if machine.gpu_bytes is None:
         processes = [model for model in models.values() for _ in range(model.ranks)]
-        overlaps = train.async_enable
-        return [Device(name="the machine", models=processes, engine=engine, bucket=0, overlaps=overlaps)]
+        return [Device(name="the machine", models=processes, engine=engine, bucket=0)]
 
     def place(role: Role) -> Role:
         """Return the first of those that a model shares its GPUs with."""
@@ -294,17 +285,11 @@ def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
     )
 
 
-def _host(config: PPOConfig, machine: Machine, devices: list[Device], image: PlanImage | None) -> list[Phase]:
+def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Phase]:
     """Return the phases of one machine's host memory."""
     models = [model for device in devices for model in device.models]
     engine = next(device.engine for device in devices if device.engine is not None)
     parts = [Phase(name="the run's process and Ray's", size=DRIVER)]
-    if config.train.async_enable:
-        # Images wait once per prompt, and those that episodes show later are not known.
-        media = compact(image.media).nbytes if image is not None and isinstance(image.media, dict) else 0
-        samples = config.rollout.n_samples_per_prompt * config.data.max_len * SAMPLE_TOKEN_BYTES
-        waiting = config.train.async_queue_size * (config.rollout.batch_size or MOST_PROMPTS)
-        parts.append(Phase(name="rollouts made ahead", size=waiting * (media + samples)))
     if machine.gpu_bytes is None:
         return parts
     processes = sum(model.ranks for model in models) + engine.ranks

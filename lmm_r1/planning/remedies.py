@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -14,6 +15,8 @@ from lmm_r1.errors import ListedError, UserError
 from lmm_r1.planning.pass_memory import Unpredictable
 from lmm_r1.planning.plan import Plan, gib, summary
 from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
+
+logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 _TWICE = "All activations are computed twice: an update takes about a third longer."
@@ -75,6 +78,8 @@ def refuse_excess(
 ) -> None:
     """Raise ListedError for a plan that does not fit, with the flags that make it fit, what they cost, and the plan then.
 
+    It is a warning if `--train.memory_check` is not `refuse`.
+
     Args:
         replan: returns the plan of other settings.
         command: returns a command line with remedies, which the error then ends with.
@@ -83,21 +88,19 @@ def refuse_excess(
     if not found:
         return
     taken, missing = fitting_remedies(config, plan, replan=replan, remedies=list(_remedies(config, plan)))
-    said, flags = f"the run cannot fit: {'; '.join(found)}", " ".join(map(str, taken))
+    sentence, flags = f"the run cannot fit: {'; '.join(found)}", " ".join(map(str, taken))
+    lines: list[str] = []
     if missing:
         tried = f"; even with {flags} {gib(missing)} are missing" if taken else ""
-        raise ListedError(f"{said}{tried}: take more GPUs, a machine with more memory, or a smaller model", ())
-    lines = [f"{remedy}: {remedy.cost}" for remedy in taken]
-    lines += summary(replan(dotted.replace(config, settings_of(taken))))
-    raise ListedError(f"{said}. It fits with {flags}", [*lines, *([] if command is None else [command(taken)])])
-
-
-def needed_settings(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> dict[str, object]:
-    """Return by flag what makes a run fit, empty if it does; raises ListedError if nothing does."""
-    taken, missing = fitting_remedies(config, plan, replan=replan, remedies=list(_remedies(config, plan)))
-    if missing:
-        refuse_excess(config, plan, replan=replan)
-    return settings_of(taken)
+        sentence += f"{tried}: take more GPUs, a machine with more memory, or a smaller model"
+    else:
+        sentence += f". It fits with {flags}"
+        lines = [f"{remedy}: {remedy.cost}" for remedy in taken]
+        lines += summary(replan(dotted.replace(config, settings_of(taken))))
+        lines += [] if command is None else [command(taken)]
+    if config.train.memory_check == "refuse":
+        raise ListedError(f"{sentence}; or begin all the same with --train.memory_check warn", lines)
+    logger.warning("%s", ListedError(sentence, lines))
 
 
 def settings_of(remedies: Sequence[Remedy]) -> dict[str, object]:
@@ -106,16 +109,16 @@ def settings_of(remedies: Sequence[Remedy]) -> dict[str, object]:
 
 
 def fitting_remedies(
-    config: Config, plan: Plan, *, replan: Callable[[Config], Plan], remedies: Sequence[Remedy]
+    config: Config, plan: Plan, *, replan: Callable[[Config], Plan], remedies: Sequence[Remedy] | None = None
 ) -> tuple[Sequence[Remedy], int]:
-    """Return the remedies that make a run fit together, none of them needlessly, and how many bytes are missing then.
+    """Return the remedies that are needed to make a run fit, and how many bytes are missing with them.
 
     Args:
-        remedies: possible ones, the least harmful first.
+        remedies: those that are tried, in this order; None tries all.
     """
 
-    def missing(remedies: Sequence[Remedy]) -> int | None:
-        changed = dotted.replace(config, settings_of(remedies))
+    def missing(some: Sequence[Remedy]) -> int | None:
+        changed = dotted.replace(config, settings_of(some))
         if changed.ds.load_in_4bit and not has_effect("ds.load_in_4bit", changed):
             return None
         try:
@@ -126,31 +129,19 @@ def fitting_remedies(
 
     taken: list[Remedy] = []
     shortage = plan.shortage
-    for remedy in remedies:
+    for remedy in list(_remedies(config, plan)) if remedies is None else remedies:
+        if shortage == 0:
+            break
         # A later value of a flag replaces an earlier one.
         tried = [one for one in taken if one.settings.keys() != remedy.settings.keys()] + [remedy]
         left = missing(tried)
         if left is not None and left < shortage:
             taken, shortage = tried, left
-        if shortage == 0:
-            return _least(taken, remedies, fits=lambda some: missing(some) == 0), 0
-    return taken, shortage
-
-
-def _least(
-    taken: Sequence[Remedy], remedies: Sequence[Remedy], *, fits: Callable[[Sequence[Remedy]], bool]
-) -> list[Remedy]:
-    """Return of remedies that fit those that are needed, each with the first value that is enough."""
-    kept = list(taken)
     # What costs most is done without first.
-    for remedy in reversed(taken):
-        without = [one for one in kept if one is not remedy]
-        values = [one for one in remedies if one.settings.keys() == remedy.settings.keys()]
-        # In the place of the remedy, so that the order stays that of what costs least.
-        place = kept.index(remedy)
-        options = [without, *([*without[:place], value, *without[place:]] for value in values)]
-        kept = next(option for option in options if fits(option))
-    return kept
+    for remedy in reversed(taken if shortage == 0 else ()):
+        without = [one for one in taken if one is not remedy]
+        taken = without if missing(without) == 0 else taken
+    return taken, shortage
 
 
 def open_remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
@@ -168,8 +159,6 @@ def open_remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[
 def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
     """Yield remedies that a run does not have yet, first those that cost time, then `HARMFUL`."""
     on_gpu = plan.machine.gpu_bytes is not None
-    if isinstance(config, PPOConfig) and config.train.async_enable and config.train.async_queue_size > 1:
-        yield Remedy(settings={"train.async_queue_size": 1}, cost="Only one rollout is made ahead.")
     if on_gpu and isinstance(config, PPOConfig) and config.train.colocate_all and not config.vllm.enable_sleep:
         cost = "The engines move their weights out and back in each step."
         yield Remedy(settings={"vllm.enable_sleep": True}, cost=cost)

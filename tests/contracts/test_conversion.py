@@ -22,7 +22,7 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.convert_config import main
 from lmm_r1.cli.yaml_file import parse_settings
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
-from lmm_r1.config.checks import agent_options
+from lmm_r1.config.declared import json_object
 from lmm_r1.config.resolve import by_what_is_trained
 from lmm_r1.errors import UserError
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
@@ -155,11 +155,11 @@ def test_mini_o3_becomes_episodes_of_crops_that_the_trainer_takes():
     assert not any("worker." in note.subject + note.text for note in conversion.notes)
     config = resolve(read_back(conversion))
     assert isinstance(config, PPOConfig)
-    environment = load_environment("crop", options=agent_options(config.agent))
+    environment = load_environment("crop", options=json_object(config.agent.options, flag="--agent.options"))
     assert isinstance(environment, CropEnvironment)
     assert (environment.bounds.min_pixels, environment.bounds.max_pixels) == (40_000, 2_000_000)
     # Boxes are cut as its tool cuts them.
-    options = agent_options(config.agent)
+    options = json_object(config.agent.options, flag="--agent.options")
     assert (options["edges"], options["rounding"]) == ("clamp", "down")
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
 from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.plan import MachineFlags, fitting_flags
+from lmm_r1.cli.plan import PLANNED, MachineFlags, fitting_flags, largest_pixels
 from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo, sized_supervised
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits import Checkpoint
@@ -106,13 +106,8 @@ def test_a_photo_is_planned_as_it_is_scaled(flags, pixels):
     assert fitting_pixels(checkpoint, dotted.replace(PPOConfig(), flags), pixels=12_000_000) == pixels
 
 
-@pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize("command", ["train_ppo_ray", "train_sft", "train_dpo"])
-def test_a_plan_reads_how_large_the_images_of_the_rows_are(command, tiny_checkpoint, tmp_path, capsys, monkeypatch):
-    # Of 64 tokens, an image leaves half to a response in RL, or has all but one.
-    rl, supervised = ("actor", "prompt_dataset", 32), ("model", "dataset", 63)
-    model, dataset, room = rl if command == "train_ppo_ray" else supervised
-    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+def test_a_plan_reads_how_large_the_images_of_the_rows_are(command, tmp_path):
     rows = tmp_path / "rows.jsonl"
     with rows.open("w") as file:
         for side in (280, 1400):
@@ -120,13 +115,8 @@ def test_a_plan_reads_how_large_the_images_of_the_rows_are(command, tiny_checkpo
             content = [{"type": "image", "image": f"{side}.png"}]
             sides = {"chosen": "1", "rejected": "2"} if command == "train_dpo" else {}
             print(json.dumps({"messages": [{"role": "user", "content": content}], **sides}), file=file)
-    run = [f"--{model}.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), f"--data.{dataset}", str(rows)]
-    run += ["--ds.param_dtype", "fp32", "--data.max_len", "64"]
-    main(["plan", command, *run, "--num_gpus", "1", "--gpu_memory_gib", "24"])
-    *_, said, printed = capsys.readouterr().out.splitlines()
-    assert "rows.jsonl line 2: images of 3,920,000 pixels are 1,182 tokens" in said
-    assert f"Choose their size by --data.max_pixels {3_920_000 * room // 1182}, or raise" in said
-    assert shlex.split(printed) == ["lmm-r1", command, *run]
+    dataset = "data.prompt_dataset" if command == "train_ppo_ray" else "data.dataset"
+    assert largest_pixels(dotted.replace(PLANNED[command](), {dataset: str(rows)})) == 2 * 1400 * 1400
 
 
 @pytest.mark.slow

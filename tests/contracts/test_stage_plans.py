@@ -112,4 +112,4 @@ def test_a_stage_for_eight_gpus_is_refused_on_one_with_what_makes_it_fit(model_3
     ) as caught:
         refuse_excess(config, plan, replan=lambda changed: plan_ppo(changed, one))
     # The optimizer's state of two models is more than the GPU has; the engine's share of a half is small enough then.
-    assert caught.value.sentence.endswith("It fits with --ds.adam_offload")
+    assert "It fits with --ds.adam_offload; or begin" in caught.value.sentence
