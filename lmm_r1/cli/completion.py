@@ -75,7 +75,9 @@ def flags_of(command: str) -> dict[str, Sequence[str]]:
     hints, placed = dotted.leaf_types(module.CONFIG), positionals(module.CONFIG)
     names = {f"--{name}": value_name(hint) for name, hint in hints.items() if name not in placed}
     names |= {f"--{short}": "" for short, full in SHORT_FLAGS.items() if full in hints}
-    flags = {flag: name.strip("{}").split(",") if name[:1] == "{" else () for flag, name in names.items()}
+    flags: dict[str, Sequence[str]] = {
+        flag: name.strip("{}").split(",") if name[:1] == "{" else () for flag, name in names.items()
+    }
     return flags | {"--config": (), "--help": ()}
 
 

@@ -327,7 +327,7 @@ def _part_weight(name: str, value: object) -> PartWeight:
     factors = tuple(factor.strip() for factor in name.split(BETWEEN_FACTORS))
     if not all(factors):
         raise UserError(f"{FLAG} names the part {name!r}; write a name, or a product such as 'accuracy * used_tool'")
-    given = value if isinstance(value, dict) else {"weight": value}
+    given: dict[str, Any] = value if isinstance(value, dict) else {"weight": value}
     needed, others = ({"weight"}, {"at_most"}) if "weight" in given else (_SCHEDULE, {"shape", "at_most"})
     if not needed <= given.keys() <= needed | others:
         raise UserError(
