@@ -28,8 +28,6 @@ _STAND_IN = re.compile("\ue000(\\d+)\ue001")
 _HYDRA = ("--config-path", "--config-name", "--config-dir")
 _STANDARD = ("ppo_trainer", "ppo_megatron_trainer")
 """verl's own files, whose defaults the tables have."""
-_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
-_ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
 _SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "conda")
@@ -232,9 +230,6 @@ def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path, remark
         tree = {key: value for key, value in _mapping(found).items() if key not in ("defaults", "hydra")}
     elif hydra:
         remarks += [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
-        if table is VERL and not any(_TURNS in one for one in settings):
-            # The files of verl's examples with tools do little but switch turns on.
-            settings += [f"{_TURNS}=true"] if any(part in one for one in settings for part in _ANSWERERS) else []
     return _of_tree(tree, [*settings, *overrides], table, path=path, line=launch.line)
 
 

@@ -1,13 +1,11 @@
-"""Conversion of verl's rewards, turns and tools, and of Mini-o3's variants of them."""
+"""Conversion of verl's rewards, and of Mini-o3's turns and rewards."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePosixPath
-from typing import Literal
 
-from lmm_r1.config.ppo import DEFAULT_VERIFIER, AgentConfig
+from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1 import batches, lengths, longest_sample, overlong_prompts
 from lmm_r1.migrate.table import Flag, Given, Results, Rule, derived, differs, lacks
@@ -23,12 +21,6 @@ ROOM = 2000
 _PIXELS = {"min_pixels": 3136, "max_pixels": 12845056}
 """Pixel bounds of images if Mini-o3's `data` has none."""
 _OWN_WORDS = "in the words of the environment; docs/crop.md has those of the Mini-o3 checkpoints (--agent.options)"
-_ENABLE = f"{ROLLOUT}.multi_turn.enable"
-_TOOLS = (f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.function_tool_path")
-_ANSWERED_BY = (*_TOOLS, f"{ROLLOUT}.multi_turn.interaction_config_path", f"{ROLLOUT}.agent.agent_loop_config_path")
-"""Files that tell verl who answers a turn: tools, a simulated user, or a custom loop."""
-_LONGEST_TEXT = f"{ROLLOUT}.multi_turn.max_tool_response_length"
-_CUT_SIDE = f"{ROLLOUT}.multi_turn.tool_response_truncate_side"
 OF_ALL_GPUS = {
     f"{ACTOR}.ppo_micro_batch_size": "train.micro_batch_size",
     f"{ROLLOUT}.log_prob_micro_batch_size": "rollout.micro_batch_size",
@@ -40,16 +32,11 @@ def crops(given: Given) -> bool:
     return given.text(f"{ROLLOUT}.name") == CROPPING
 
 
-def player(given: Given) -> Literal["crop", "file"] | None:
-    """Return who answers the policy's turns: the environment `crop`, one that the user must write, or nobody."""
-    if crops(given):
-        return "crop"
-    return "file" if given.switch(_ENABLE) and any(map(given.text, _ANSWERED_BY)) else None
-
-
 def _crop(given: Given) -> Results:
     """Convert Mini-o3's rollout: its rounds become turns, and its images include that of the question."""
-    prompt = given["data.system_prompt"]
+    prompt, name = given["data.system_prompt"], given.text(f"{ROLLOUT}.name")
+    if name not in (None, "vllm", CROPPING):
+        yield lacks(f"{ROLLOUT}.name", f"vLLM generates, not {name}")
     if not crops(given):
         if prompt:
             yield lacks("data.system_prompt", "verl takes a name; give the text as --data.system_prompt")
@@ -95,62 +82,22 @@ def _most_images(given: Given, setting: str) -> int:
     return most
 
 
-def _turns(given: Given) -> Results:
-    """Convert an environment that replaces verl's classes, in a file next to the first one named, and its limits."""
-    name = given.text(f"{ROLLOUT}.name")
-    if name not in (None, "vllm", CROPPING):
-        yield lacks(f"{ROLLOUT}.name", f"vLLM generates, not {name}")
-    if not given.switch(_ENABLE) or crops(given):
-        if given[_ENABLE]:
-            yield lacks(_ENABLE, f"it has no effect with {ROLLOUT}.name {CROPPING}")
-        return
-    named = {setting: path for setting in _ANSWERED_BY if (path := given.text(setting))}
-    if not named:
-        answers = ", ".join(_ANSWERED_BY)
-        yield lacks(_ENABLE, f"without one of {answers} nobody answers a turn, so responses have one turn")
-        return
-    setting, *others = named
-    ours = str(PurePosixPath(named[setting]).with_suffix(".py"))
-    written = "the tools as functions in a list TOOLS" if setting in _TOOLS else "a class Environment"
-    yield Flag("train.agent", ours)
-    yield differs(setting, f"verl's classes cannot be loaded; write {written} in {ours} (docs/extending.md)")
-    for other in others:
-        yield lacks(other, f"only one environment answers, that in {ours}; write both in this file")
-    if setting in _TOOLS:
-        text = f"{given.whole(_LONGEST_TEXT)} characters ({given.text(_CUT_SIDE)}); cut them in the function"
-        yield lacks(f"{_LONGEST_TEXT}, {_CUT_SIDE}", f"verl cuts longer texts of a tool to {text}")
-    # verl trains on an episode that a limit ends like on any other.
-    yield Flag("agent.overturn", "keep")
-    # After the user's last turn the policy has one more.
-    bounds = {f"{ROLLOUT}.multi_turn.max_assistant_turns": 0, f"{ROLLOUT}.multi_turn.max_user_turns": 1}
-    turns = [given.whole(name) + more for name, more in bounds.items() if given[name] is not None]
-    most = min(turns, default=longest_sample(given) // 3)
-    why = (
-        "the policy's turns, one more than the user's" if turns else "verl has no limit; this is a third of all tokens"
-    )
-    yield Flag("agent.max_turns", most)
-    yield derived(", ".join(bounds), f"--agent.max_turns {most}: {why}")
-    images = AgentConfig.max_images
-    yield differs(_ENABLE, f"an episode also ends at --agent.max_images, by default {images}")
-
-
 def _longest(given: Given) -> int:
     return given.whole(LONGEST) if crops(given) else longest_sample(given)
 
 
 def _lengths(given: Given) -> Results:
-    if (playing := player(given)) is None:
+    if not crops(given):
         yield from lengths(given)
         return
     longest, response = _longest(given), given.whole("data.max_response_length")
     yield Flag("data.max_len", longest)
     yield Flag("rollout.max_new_tokens", response)
-    text = f"--data.max_len {longest} bounds an episode with its prompt, --rollout.max_new_tokens {response} one turn"
-    if playing == "crop":
-        text += f"; an episode ends if nothing is left, in Mini-o3 if a call or an observation leaves {ROOM} or fewer"
-        yield differs(f"data.max_response_length, {LONGEST}", text)
-    else:
-        yield differs("data.max_prompt_length, data.max_response_length", text)
+    text = (
+        f"--data.max_len {longest} bounds an episode with its prompt, --rollout.max_new_tokens {response} one turn; an "
+        f"episode ends if nothing is left, in Mini-o3 if a call or an observation leaves {ROOM} or fewer"
+    )
+    yield differs(f"data.max_response_length, {LONGEST}", text)
 
 
 def _batches(given: Given) -> Results:
@@ -185,7 +132,7 @@ def _rewards(given: Given) -> Results:
         yield Flag("reward.model_name_or_path", model)
     elif (path := given.text(_FUNCTION)) is not None:
         yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
-    elif player(given) == "crop":
+    elif crops(given):
         yield from _scorer_of_mini_o3(given)
     else:
         yield Flag("reward.remote_url", DEFAULT_VERIFIER)
@@ -217,4 +164,4 @@ def _scorer_of_mini_o3(given: Given) -> Results:
     yield differs(asked, f"{scorer} is a service here: start `{command} --judge-model MODEL`, and set --reward to it")
 
 
-TURN_RULES: tuple[Rule, ...] = (_crop, _turns, _rewards)
+TURN_RULES: tuple[Rule, ...] = (_crop, _rewards)

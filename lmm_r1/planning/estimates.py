@@ -17,7 +17,7 @@ from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import LoadSettings, language_layer_list
-from lmm_r1.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, group_of, text_batch
+from lmm_r1.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, group_of, ordinary_token
 
 GIB = 2**30
 MIB = 2**20
@@ -235,8 +235,10 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
         return replace(none, passes=none.passes.between(every.passes, share=share))
     model = _built(settings)
 
+    ordinary = ordinary_token(checkpoint)
+
     def text(tokens: int) -> int:
-        batch = text_batch(checkpoint, prompt=PROMPT, responses=[tokens - PROMPT])
+        batch = group_of([ordinary] * PROMPT, [[ordinary] * (tokens - PROMPT)], media=None)
         return model.pass_bytes(batch, entropy=settings.entropy)
 
     lengths = RUN if model.size.parameters <= SMALL else NOT_RUN

@@ -399,7 +399,7 @@ def _rows(device: Device) -> Iterator[tuple[str, str, int]]:
         yield model.role, f"weights ({billions})", model.resident if states is None else states.weights
         if states is not None:
             kept = states.master + states.moments + states.sums
-            yield model.role, "sums of gradients, single-precision copy and AdamW's moments", kept
+            yield model.role, "gradients, single-precision copy, AdamW's moments", kept
             yield model.role, "gradients and gathered weights in a backward pass", states.backward
             yield model.role, "optimizer step", states.step
         yield model.role, f"activations of a pass of {model.pass_tokens:,} tokens", passing

@@ -83,20 +83,26 @@ def test_this_machine_is_read_as_pytorch_reads_it():
 
 
 @pytest.mark.parametrize("config", [sft, ppo])
-def test_without_a_gpu_and_bf16_instructions_it_is_fp32_and_one_line_says_so(config, machine, caplog):
-    machine(HASWELL)
-    assert resolve(config()).ds.param_dtype == "fp32"
-    (line,) = caplog.messages
-    assert line.startswith("--ds.param_dtype fp32: this machine has no GPU, and its processor no bf16 instructions")
-    assert resolve(resolve(config())) == resolve(config())
-
-
-@pytest.mark.parametrize("config", [sft, ppo])
-@pytest.mark.parametrize(("cpuinfo", "gpu"), [(HASWELL, True), (GENOA, False)], ids=["a GPU", "instructions"])
-def test_with_either_it_is_bf16(config, cpuinfo, gpu, machine, caplog):
+@pytest.mark.parametrize(
+    ("cpuinfo", "gpu", "rank", "found", "lines"),
+    [
+        (HASWELL, False, "0", "fp32", 1),
+        # Of several ranks one says it.
+        (HASWELL, False, "1", "fp32", 0),
+        (HASWELL, True, "0", "bf16", 0),
+        (GENOA, False, "0", "bf16", 0),
+    ],
+)
+def test_it_is_bf16_on_gpus_and_with_instructions_for_it(
+    config, cpuinfo, gpu, rank, found, lines, machine, monkeypatch, caplog
+):
     machine(cpuinfo, gpu=gpu)
-    assert resolve(config()).ds.param_dtype == "bf16"
-    assert caplog.messages == []
+    monkeypatch.setenv("RANK", rank)
+    resolved = resolve(config())
+    assert resolved.ds.param_dtype == found
+    assert len(caplog.messages) == lines
+    assert all(line.startswith("--ds.param_dtype fp32: this machine has no GPU") for line in caplog.messages)
+    assert resolve(resolved) == resolved
 
 
 def test_a_run_on_a_cluster_does_not_ask_the_processor_of_the_node_that_starts_it(machine, monkeypatch):
@@ -107,22 +113,9 @@ def test_a_run_on_a_cluster_does_not_ask_the_processor_of_the_node_that_starts_i
     assert resolve(sft()).ds.param_dtype == "fp32"
 
 
-def test_of_several_ranks_one_says_it(machine, monkeypatch, caplog):
-    machine(HASWELL)
-    monkeypatch.setenv("RANK", "1")
-    assert resolve(sft()).ds.param_dtype == "fp32"
-    assert caplog.messages == []
-
-
-@pytest.mark.parametrize("given", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("cpuinfo", [HASWELL, GENOA], ids=["without", "with"])
-def test_what_is_given_stays(given, cpuinfo, machine):
-    machine(cpuinfo)
-    assert resolve(sft(**{"ds.param_dtype": given})).ds.param_dtype == given
-
-
-def test_a_run_folders_settings_mean_the_same_on_another_processor(machine, tmp_path):
+def test_what_is_given_stays_and_so_do_a_run_folders_settings_on_another_processor(machine, tmp_path):
     machine(GENOA)
+    assert resolve(sft(**{"ds.param_dtype": "fp16"})).ds.param_dtype == "fp16"
     (tmp_path / "run_config.yaml").write_text(to_yaml(resolve(sft())))
     machine(HASWELL)
     again = parse(SFTConfig, ["--config", str(tmp_path / "run_config.yaml")], prog="p", description="d")
