@@ -12,16 +12,14 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.plan import PLANNED, MachineFlags, fitting_flags, largest_pixels
-from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo, sized_supervised
+from lmm_r1.config import PPOConfig, resolve_ppo, sized_ppo
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
-from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels
+from lmm_r1.planning.choices import Remedy, choices_line, chosen, filled, fitting_pixels
 from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.remedies import Remedy
-from lmm_r1.planning.supervised_plan import plan_supervised
+from lmm_r1.planning.run_plan import plan_ppo
 
 
 def planned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> tuple[PPOConfig, Plan, str | None]:
@@ -128,21 +126,3 @@ def test_a_model_of_3_billion_parameters_is_trained_whole_without_flags(gpu, gpu
     assert plan.excesses() == []
     assert plan.fitting_tokens >= config.data.max_len
     assert ("--ds.zero_stage 3" in line) <= (gpus > 1)
-
-
-@pytest.mark.slow
-@pytest.mark.full
-def test_a_supervised_run_of_it_computes_twice_what_one_gpu_of_80_gb_asks_for():
-    flags = {"model.model_name_or_path": str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")), "ds.param_dtype": "bf16"}
-    config = resolve(dotted.replace(SFTConfig(), flags | {"data.dataset": "rows"}))
-    config, _ = sized_supervised(config, rows=None, processes=1)
-    machine = Machine(gpu_bytes=80 * GIB, host_bytes=256 * GIB)
-    found, plan = chosen(
-        config,
-        replan=lambda changed: plan_supervised(changed, machine, processes=1, per_machine=1),
-        share_gpus=lambda changed: pytest.fail("a supervised run shares nothing"),
-    )
-    assert plan.excesses() == []
-    # A micro-batch of eight rows of 2,048 tokens.
-    assert plan.fitting_tokens >= 8 * 2048
-    assert found.model.gradient_checkpointing_enable or found.ds.adam_offload

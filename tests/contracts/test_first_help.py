@@ -65,9 +65,3 @@ def test_the_examples_of_a_first_page_are_accepted_as_they_stand(name, monkeypat
         config = parse(LONG[name], shlex.split(arguments), prog=name, description="")
         if isinstance(config, PPOConfig | SupervisedConfig) and not isinstance(config, MachineFlags):
             resolve(config)
-
-
-def test_a_wrong_flag_of_a_command_with_many_points_to_the_page_with_all(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["train_sft", "--zzz"])
-    assert "lmm-r1 train_sft --help-all lists them all" in capsys.readouterr().err

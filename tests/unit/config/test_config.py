@@ -1,7 +1,6 @@
 """Training settings: what follows from the flags, what is refused, and how they are handed on."""
 
 import logging
-from pathlib import Path
 
 import pytest
 from helpers.tables import table
@@ -229,12 +228,6 @@ def test_every_flag_has_a_default_and_a_help_text(config_class):
     assert isinstance(config_class(), config_class)
     for flag in dotted.leaf_types(config_class):
         assert help_of(config_class, flag).endswith("."), flag
-
-
-def test_a_user_reads_settings_from_their_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("stage.yaml").write_text("train.seed: 7\n", encoding="utf-8")
-    assert parse(PPOConfig, ["--config", "stage.yaml"], prog="p", description="d").train.seed == 7
 
 
 def test_a_run_that_is_not_given_a_name_is_named_after_the_minute():

@@ -1,13 +1,11 @@
 """Scripts as bash would read them, and rules of the conversion that no example script needs."""
 
 import math
-import re
 from pathlib import Path
 
 import pytest
 from helpers.tables import table
 
-from lmm_r1.errors import UserError
 from lmm_r1.migrate import convert, read_run, to_document
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.openrlhf import TABLES

@@ -7,10 +7,10 @@ import pytest
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import ListedError, UserError
+from lmm_r1.planning.choices import refuse_excess
 from lmm_r1.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
 from lmm_r1.planning.pass_memory import ModelSize, TrainedStates
 from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, summary
-from lmm_r1.planning.remedies import refuse_excess
 
 SIZE = ModelSize(
     parameters=GIB, weight_bytes=2 * GIB, trained=GIB, trained_bytes=2 * GIB, largest_trained=0, matrices=GIB
