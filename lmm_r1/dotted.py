@@ -71,5 +71,5 @@ def nearest(name: str, *, known: Iterable[str]) -> str | None:
     begun = {known_name for tail, known_name in tails.items() if len(typed) > 1 and tail.startswith(typed)}
     if len(begun) == 1:
         return begun.pop()
-    near = difflib.get_close_matches(typed, tails, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(typed, tails, n=1, cutoff=0.75)
     return tails[near[0]] if near else None
