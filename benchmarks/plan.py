@@ -256,7 +256,7 @@ def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
         ),
     )
     batch = batch_of(case, model)
-    passing = empty.pass_bytes(batch, entropy=case.entropy, bytes_per_gradient=states.per_gradient)
+    passing = empty.pass_bytes(batch, entropy=case.entropy)
     print(json.dumps({"pass_mib": passing // MIB, **asdict(states)}), file=sys.stderr)
     sizes = {"parameters": empty.size.parameters, "trained": empty.size.trained}
     return states.peak(passing), {**sizes, "tokens": sum(len(sample.token_ids) for sample in batch)}

@@ -1,6 +1,7 @@
 """Fields of nested dataclasses by dotted names, such as `actor.adam.lr`, and the nearest known name to a mistyped one."""
 
 import dataclasses
+import difflib
 import functools
 import typing
 from collections.abc import Iterable, Mapping
@@ -59,33 +60,16 @@ def replace(config: Config, values: Mapping[str, object]) -> Config:
 def nearest(name: str, *, known: Iterable[str]) -> str | None:
     """Return the known name that was mistyped as `name`, None if none is near.
 
-    Groups in front may be left out. The only name that begins so comes first, then the one with the fewest typing
-    errors: one is allowed, and one more for every eight letters.
+    Groups in front may be left out. The only name that begins so comes first, then the most similar one.
     """
     typed = name.replace(".", "_")
-    most = max(len(typed) > 2, len(typed) // 8)
-    begun: set[str] = set()
-    near: list[tuple[int, int, str]] = []
+    tails: dict[str, str] = {}
     for known_name in known:
         words = known_name.split(".")
         for start in range(len(words)):
-            tail = "_".join(words[start:])
-            if len(typed) > 1 and tail.startswith(typed):
-                begun.add(known_name)
-            if abs(len(typed) - len(tail)) <= most and (errors := _typing_errors(typed, tail)) <= most:
-                near.append((errors, start, known_name))
+            tails.setdefault("_".join(words[start:]), known_name)
+    begun = {known_name for tail, known_name in tails.items() if len(typed) > 1 and tail.startswith(typed)}
     if len(begun) == 1:
         return begun.pop()
-    return min(near, key=lambda found: found[:2])[2] if near else None
-
-
-def _typing_errors(one: str, other: str) -> int:
-    """Return how many letters are added, left out, replaced, or swapped with the next (optimal string alignment)."""
-    before, row = [0], list(range(len(other) + 1))
-    for place, letter in enumerate(one):
-        earlier, before, row = before, row, [place + 1]
-        for at, theirs in enumerate(other):
-            row.append(min(before[at + 1] + 1, row[at] + 1, before[at] + (letter != theirs)))
-            if place and at and (letter, one[place - 1]) == (other[at - 1], theirs):
-                row[-1] = min(row[-1], earlier[at - 1] + 1)
-    return row[-1]
+    near = difflib.get_close_matches(typed, tails, n=1, cutoff=0.75)
+    return tails[near[0]] if near else None

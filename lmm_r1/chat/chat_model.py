@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmm_r1.config.generation import LONGEST_CONVERSATION, ChatConfig, episode_limits
+from lmm_r1.config.generation import LONGEST_CONVERSATION, ChatConfig, ConversationFlags, episode_limits
 from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Engine, EngineSettings, EpisodeSettings
@@ -35,11 +35,11 @@ class ChatModel:
                 )
 
 
-def model_name(config: ChatConfig) -> str:
+def model_name(config: ConversationFlags) -> str:
     return config.model if config.adapter is None else f"{config.model} + {config.adapter}"
 
 
-def engine_settings(config: ChatConfig, *, responses: int = 1) -> tuple[Checkpoint, EngineSettings]:
+def engine_settings(config: ConversationFlags, *, responses: int = 1) -> tuple[Checkpoint, EngineSettings]:
     """Return the checkpoint, and how it is loaded for this many responses at a time; raises UserError if it cannot be."""
     from lmm_r1.generation.engine import prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
@@ -52,7 +52,7 @@ def engine_settings(config: ChatConfig, *, responses: int = 1) -> tuple[Checkpoi
     kit = checkpoint.kit
     check_weights(path)
     check_embeddings(checkpoint)
-    shown = config.agent_max_images if config.agent is not None else 0
+    shown = config.agent_max_images if isinstance(config, ChatConfig) and config.agent is not None else 0
     return checkpoint, EngineSettings(
         adapter=adapter,
         dtype=config.dtype,

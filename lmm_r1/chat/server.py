@@ -9,13 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmm_r1 import quiet
-from lmm_r1.chat.chat_model import engine_settings
-from lmm_r1.config.generation import ChatConfig
+from lmm_r1.chat.chat_model import engine_settings, model_name
+from lmm_r1.config.generation import ServeChatConfig
 from lmm_r1.data.media_access import MEGAPIXELS
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.generation.codec import LimitedCodec
@@ -28,28 +27,11 @@ _NO_HOST = "[none: see --allow_urls]"
 """What no URL can have as its host: vLLM fetches from every host if it is given none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedModel:
-    """Where a model is served, and what its requests may read."""
-
-    host: str
-    port: int
-    port_file: Path | None
-    """File to which the port is written once the server answers."""
-    name: str
-    """What requests call the model."""
-    token: str | None
-    """The key that requests must bring; None answers everyone."""
-    image_root: Path | None
-    """Folder below which files that requests name are read."""
-    url_hosts: Sequence[str]
-    """Hosts from which images that requests name are fetched."""
-
-
-def serve(config: ChatConfig, served: ServedModel, *, more: Sequence[str] = ()) -> None:
+def serve(config: ServeChatConfig, *, token: str | None, more: Sequence[str] = ()) -> None:
     """Serve a checkpoint until SIGINT or SIGTERM; raises UserError if it cannot be loaded.
 
     Args:
+        token: the key that requests must bring; None answers everyone.
         more: further flags of `vllm serve`.
     """
     checkpoint, settings = engine_settings(config, responses=RESPONSES)
@@ -70,20 +52,20 @@ def serve(config: ChatConfig, served: ServedModel, *, more: Sequence[str] = ()) 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     quiet.done_loading()
     with merged_checkpoint(checkpoint.path, settings) as folder:
-        given = theirs | arguments_of(folder, codec=codec, settings=settings) | _of_server(served)
-        asyncio.run(_run(given, port_file=served.port_file, banned=sorted(codec.banned_token_ids)))
+        given = theirs | arguments_of(folder, codec=codec, settings=settings) | _of_server(config, token)
+        asyncio.run(_run(given, port_file=config.port_file, banned=sorted(codec.banned_token_ids)))
 
 
-def _of_server(served: ServedModel) -> dict[str, Any]:
+def _of_server(config: ServeChatConfig, token: str | None) -> dict[str, Any]:
     """Return arguments of `vllm serve` that open nothing but what was allowed."""
-    gates = [f"{HostGate.__module__}.{HostGate.__qualname__}"] if is_local(served.host) else []
+    gates = [f"{HostGate.__module__}.{HostGate.__qualname__}"] if is_local(config.host) else []
     return {
-        "host": served.host,
-        "port": served.port,
-        "served_model_name": [served.name],
-        "api_key": [served.token] if served.token else None,
-        "allowed_local_media_path": str(served.image_root or ""),
-        "allowed_media_domains": [*served.url_hosts] or [_NO_HOST],
+        "host": config.host,
+        "port": config.port,
+        "served_model_name": [config.name or model_name(config)],
+        "api_key": [token] if token else None,
+        "allowed_local_media_path": str(config.image_root or ""),
+        "allowed_media_domains": [*config.allow_urls] or [_NO_HOST],
         # No web page may ask, whichever host a browser takes it to be from.
         "allowed_origins": [],
         "middleware": gates,

@@ -53,24 +53,10 @@ GROUPS = {
         "convert_config": "convert settings of other trainers to a file for --config, with a list of what has no counterpart",
         "make_tiny_model": "build a small random multimodal model and its processor, to try commands on any machine",
         "kits": "list the supported architectures and what each supports",
-        "completion": "print a script with which bash or zsh completes commands, flags and their values",
+        "completion": "print a script with which bash or zsh completes commands, flags and their choices",
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
-_MEANT = {
-    "train_ppo_ray": "rl rlhf rlvr ppo grpo gspo dapo rloo reinforce remax r1",
-    "train_sft": "finetune fine_tune pretrain pt",
-    "train_rm": "reward reward_model",
-    "train_kd": "gkd distill distillation",
-    "batch_inference": "infer inference generate predict rollout",
-    "evaluate": "benchmark test",
-    "interactive_chat": "chat cli",
-    "serve_chat": "deploy api vllm_serve",
-    "merge": "export merge_lora lora_combiner",
-    "check_data": "data validate",
-}
-"""What others call our commands, in which train_ may come first."""
-
 HELP = ("-h", "--help", "help")
 EXTRA_PACKAGES = frozenset(("torch", "vllm", "openrlhf", "ray", "deepspeed", "transformers", "peft", "accelerate"))
 """What the extras `gpu` and `cpu` install."""
@@ -193,10 +179,6 @@ def _run(arguments: list[str]) -> None:
 
 def _meant(name: str) -> list[str]:
     """Return the commands that a name may stand for."""
-    bare = name.removeprefix("train_")
-    meant = [command for command, names in _MEANT.items() if bare in names.split()]
-    if meant and (bare == name or meant[0].startswith("train_")):
-        return meant
     begun = [command for command in COMMANDS if command.startswith(f"{name}_") or command == f"train_{name}"]
     return begun or [near for near in [nearest(name, known=COMMANDS)] if near]
 

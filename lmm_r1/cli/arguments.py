@@ -21,19 +21,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lmm_r1 import dotted
 from lmm_r1.cli.yaml_file import YamlError, read_settings, read_texts
-from lmm_r1.config.declared import ArgumentPlace
+from lmm_r1.config.declared import ArgumentPlace, JsonText
 from lmm_r1.config.differences import only_defaults
-from lmm_r1.config.shared import JsonText
-from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
 from lmm_r1.dotted import nearest
-from lmm_r1.errors import UserError
-from remote_rm.registry import positive
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from lmm_r1.config.shared import Example, FirstHelp
-    from lmm_r1.data.sent_prompt import MediaAccess
+    from lmm_r1.config.shared import FirstHelp
 
 
 def help_of(config_class: type, flag: str) -> str:
@@ -87,9 +82,9 @@ def help_page(defaults: DataclassInstance, first: FirstHelp | None, *, prog: str
             parts += [f"{group}: {help_of(type(defaults), group)}".rstrip()] if group else []
             parts += [_told(defaults, flag, flags[flag], width=width, place=placed.get(flag)) for flag in names]
         return "\n\n".join(parts)
-    parts += ["Examples:", *(_shown(example, prog=prog, width=width) for example in first.examples)]
-    parts.append(f"The {len(first.flags)} most used flags:")
-    parts += [_told(defaults, flag, flags[flag], width=width) for flag in first.flags]
+    parts += ["Examples:", *(_shown(*example, prog=prog, width=width) for example in first.examples.items())]
+    parts.append("The ten most used flags:")
+    parts += [_told(defaults, flag, flags[flag], width=width) for flag in first.flags.split()]
     parts.append(f"`{prog} --help-all` lists all {len(flags)} flags.")
     return "\n\n".join(parts)
 
@@ -106,16 +101,16 @@ def positionals(config_class: type) -> dict[str, str]:
     return found
 
 
-def _shown(example: Example, *, prog: str, width: int) -> str:
+def _shown(what: str, arguments: str, *, prog: str, width: int) -> str:
     """Return an example with its flags and their values in lines that a shell reads as one."""
     lines = [f"  {prog}"]
-    for flag in re.split(" (?=--)", example.arguments):
+    for flag in re.split(" (?=--)", arguments):
         # Two characters for the backslash at the end of the line.
         if len(lines[-1]) + 1 + len(flag) > width - 2:
             lines.append(f"      {flag}")
         else:
             lines[-1] += f" {flag}"
-    return f"  # {example.what}\n" + " \\\n".join(lines)
+    return f"  # {what}\n" + " \\\n".join(lines)
 
 
 def _told(defaults: object, flag: str, hint: object, *, width: int, place: str | None = None) -> str:
@@ -313,48 +308,3 @@ def refuse_other_names(parser: argparse.ArgumentParser, argv: Sequence[str] | No
 
             if here := renamed(name, known=known):
                 _exit(parser.prog, f"{flag} {here}")
-
-
-def add_access_arguments(parser: argparse.ArgumentParser, *, named_by: str) -> None:
-    """Add the flags of what the server may read and run.
-
-    Args:
-        named_by: what names images in the requests.
-    """
-    parser.add_argument(
-        "--image-root",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help=f"folder below which images and videos that {named_by} name by their path are read; may be given several times",
-    )
-    parser.add_argument(
-        "--allow-urls", action="store_true", help=f"fetch images that {named_by} name by an http(s) URL"
-    )
-    parser.add_argument(
-        "--allow-private-urls",
-        action="store_true",
-        help="with --allow-urls: fetch from this machine and from private networks, too",
-    )
-    parser.add_argument(
-        "--max-image-megapixels",
-        type=positive(float),
-        default=MEGAPIXELS,
-        metavar="NUMBER",
-        help="refuse images with more pixels, in millions, before they are decoded",
-    )
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
-    )
-
-
-def media_access(args: argparse.Namespace) -> MediaAccess:
-    """Return the allowed sources of images and videos; raises UserError if a root is not a folder."""
-    for root in args.image_root:
-        if not root.is_dir():
-            raise UserError(f"--image_root {root}: no such folder; check the path")
-    from lmm_r1.data.sent_prompt import MediaAccess
-
-    MediaLimits(max_megapixels=args.max_image_megapixels, allow_private_urls=args.allow_private_urls).apply()
-    return MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls)

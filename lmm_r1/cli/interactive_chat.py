@@ -15,10 +15,6 @@ DESCRIPTION = (
     "stdout is a pipe or a file, each line of stdin is a message or a command, only answers go to stdout, and the exit "
     "code is 1 if a line failed."
 )
-INTERRUPTED_CODE = 130
-"""Exit code of a program that Ctrl-C ended, as shells report it."""
-NO_READER_CODE = 141
-"""Exit code of a program whose output nobody reads any more."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,14 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with user_errors(PROG):
         from lmm_r1.chat.loop import run_chat
 
-        try:
-            all_well = run_chat(config)
-        except KeyboardInterrupt:
-            raise SystemExit(INTERRUPTED_CODE) from None
-        except BrokenPipeError:
-            raise SystemExit(NO_READER_CODE) from None
-    if not all_well:
-        raise SystemExit(1)
+        if not run_chat(config):
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from lmm_r1.cli import arguments, run_command, user_errors
-from lmm_r1.config.checks import agent_options
-from lmm_r1.config.declared import Positional
-from lmm_r1.config.ppo import AgentConfig
-from lmm_r1.config.shared import JsonText
+from lmm_r1.config.declared import JsonText, Positional, json_object
 from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
@@ -130,7 +127,7 @@ def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], Mapping[str, objec
     from lmm_r1.agents.environment import demonstration_of
     from lmm_r1.agents.registry import load_environment
 
-    options = agent_options(AgentConfig(options=config.agent_options), flag="--agent_options")
+    options = json_object(config.agent_options, flag="--agent_options")
     environment = load_environment(config.agent, options=options)
 
     def played(made: TaskRow) -> Mapping[str, object]:

@@ -26,13 +26,13 @@ from lmm_r1.config.hardware import (
     shared_counts,
     supervised_processes,
 )
-from lmm_r1.config.shared import Example, FirstHelp
+from lmm_r1.config.shared import FirstHelp
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 if TYPE_CHECKING:
+    from lmm_r1.planning.choices import Remedy
     from lmm_r1.planning.plan import Plan
-    from lmm_r1.planning.remedies import Remedy
 
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
@@ -70,58 +70,30 @@ class MachineFlags:
 
 _MACHINE = tuple(field.name for field in dataclasses.fields(MachineFlags))
 _PPO_HELP = FirstHelp(
-    examples=(
-        Example(
-            what="A stage of LMM-R1 on its eight GPUs of 80 GB",
-            arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
-            " --actor.model_name_or_path models/vlm-3b --gpu_memory_gib 80",
-        ),
-        Example(
-            what="The same on GPUs of 24 GB, which are too small: prints what to change",
-            arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
-            " --actor.model_name_or_path models/vlm-3b --gpu_memory_gib 24",
-        ),
-        Example(
-            what="A run without further flags on one GPU of 80 GB, with images",
-            arguments="--actor.model_name_or_path models/vlm-3b --num_gpus 1 --gpu_memory_gib 80 --image_pixels 1000000",
-        ),
-    ),
-    flags=(
-        "actor.model_name_or_path",
-        *_MACHINE,
-        "rollout.n_samples_per_prompt",
-        "rollout.max_new_tokens",
-        "train.colocate_all",
-        "ds.zero_stage",
-        "vllm.gpu_memory_utilization",
-    ),
+    text="""
+    # A stage of LMM-R1 on its eight GPUs of 80 GB
+    --config examples/scripts/lmm_r1/configs/fre_text.yaml --actor.model_name_or_path models/vlm-3b
+    --gpu_memory_gib 80
+    # The same on GPUs of 24 GB, which are too small: prints what to change
+    --config examples/scripts/lmm_r1/configs/fre_text.yaml --actor.model_name_or_path models/vlm-3b
+    --gpu_memory_gib 24
+    # A run without further flags on one GPU of 80 GB, with images
+    --actor.model_name_or_path models/vlm-3b --num_gpus 1 --gpu_memory_gib 80 --image_pixels 1000000
+    """,
+    flags=f"actor.model_name_or_path {' '.join(_MACHINE)} rollout.n_samples_per_prompt rollout.max_new_tokens "
+    "train.colocate_all ds.zero_stage vllm.gpu_memory_utilization",
 )
 _SUPERVISED_HELP = FirstHelp(
-    examples=(
-        Example(
-            what="On this machine, with the settings that a run would have",
-            arguments="--model.model_name_or_path models/vlm-3b",
-        ),
-        Example(
-            what="On eight GPUs of 80 GB, with ZeRO-3 and longer sequences",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --num_gpus 8 --gpu_memory_gib 80 --ds.zero_stage 3 --data.max_len 8192",
-        ),
-        Example(
-            what="Adapters on one smaller GPU, with an image of one megapixel in each row",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --gpu_memory_gib 24 --image_pixels 1000000 --ds.lora.rank 16",
-        ),
-    ),
-    flags=(
-        "model.model_name_or_path",
-        *_MACHINE,
-        "data.max_len",
-        "train.batch_size",
-        "train.micro_batch_size",
-        "ds.zero_stage",
-        "ds.lora.rank",
-    ),
+    text="""
+    # On this machine, with the settings that a run would have
+    --model.model_name_or_path models/vlm-3b
+    # On eight GPUs of 80 GB, with ZeRO-3 and longer sequences
+    --model.model_name_or_path models/vlm-3b --num_gpus 8 --gpu_memory_gib 80 --ds.zero_stage 3 --data.max_len 8192
+    # Adapters on one smaller GPU, with an image of one megapixel in each row
+    --model.model_name_or_path models/vlm-3b --gpu_memory_gib 24 --image_pixels 1000000 --ds.lora.rank 16
+    """,
+    flags=f"model.model_name_or_path {' '.join(_MACHINE)} data.max_len train.batch_size train.micro_batch_size "
+    "ds.zero_stage ds.lora.rank",
 )
 
 
@@ -170,10 +142,13 @@ def fitting_flags(
     Raises:
         UserError: nothing makes it fit, or the flags contradict each other.
     """
-    from lmm_r1.planning.remedies import needed_settings
+    from lmm_r1.planning.choices import fitting_remedies, refuse_excess, settings_of
 
     run = _planned(dotted.replace(PPOConfig(), {"actor.model_name_or_path": model, **flags}), machine)
-    return needed_settings(run.config, run.plan, replan=run.replan)
+    taken, missing = fitting_remedies(run.config, run.plan, replan=run.replan)
+    if missing:
+        refuse_excess(run.config, run.plan, replan=run.replan)
+    return settings_of(taken)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +161,6 @@ class _Planned:
     plan: Plan
     replan: Callable[[Any], Plan]
     """Returns the plan of other settings."""
-    too_large: str | None
-    """What to say of images that do not fit."""
 
 
 def _planned(settings: Any, given: MachineFlags) -> _Planned:
@@ -211,14 +184,13 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
         processes = supervised_processes(config) if given.num_gpus is None else given.num_gpus
         config, _ = sized_supervised(config, rows=None, processes=processes)
     prepare_training(config, dry=True)
-    from lmm_r1.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image, too_large
+    from lmm_r1.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image
     from lmm_r1.planning.estimates import machine_of
     from lmm_r1.planning.pass_memory import Unpredictable
-    from lmm_r1.planning.ppo_plan import plan_ppo
-    from lmm_r1.planning.supervised_plan import plan_supervised
+    from lmm_r1.planning.run_plan import plan_ppo, plan_supervised
 
     machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
-    checkpoint, (pixels, where) = checkpoint_of(config), _pixels(settings, given)
+    checkpoint, pixels = checkpoint_of(config), given.image_pixels or largest_pixels(settings)
 
     def replan(changed: Any) -> Plan:
         image = plan_image(checkpoint, pixels=fitting_pixels(checkpoint, changed, pixels=pixels)) if pixels else None
@@ -226,7 +198,6 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
             return plan_ppo(changed, machine, image=image)
         return plan_supervised(changed, machine, processes=processes, per_machine=processes, image=image)
 
-    said = too_large(checkpoint, config, pixels=pixels, where=where)
     try:
         found, plan = chosen(config, replan=replan, share_gpus=partial(shared_counts, ask=ask))
     except Unpredictable as error:
@@ -234,16 +205,14 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
             f"{checkpoint.path}: the memory of this model's passes cannot be predicted ({error}); start the run with a small "
             "--train.max_tokens_per_gpu instead"
         ) from error
-    return _Planned(given=config, config=found, plan=plan, replan=replan, too_large=said)
+    return _Planned(given=config, config=found, plan=plan, replan=replan)
 
 
-def _pixels(settings: Any, given: MachineFlags) -> tuple[int, str]:
-    """Return the pixels of the images of a prompt, and what has them: the flag, or the row that has most."""
+def largest_pixels(settings: Any) -> int:
+    """Return the pixels of the images of the row that has most."""
     from lmm_r1.config.run_rows import read_conversations, read_judged
     from lmm_r1.planning.choices import most_pixels
 
-    if given.image_pixels:
-        return given.image_pixels, f"--image_pixels {given.image_pixels}"
     data, in_rl = settings.data, isinstance(settings, PPOConfig)
     read: Callable[..., Any] = partial(read_judged, settings)
     if not isinstance(settings, DPOConfig | RMConfig):
@@ -252,7 +221,7 @@ def _pixels(settings: Any, given: MachineFlags) -> tuple[int, str]:
     # A dataset that is not here is not downloaded.
     paths = [path for path in map(str.strip, (datasets or "").split(",")) if path and Path(path).exists()]
     files = (read(path, split=split, bad_rows="skip") for path in paths)
-    return max((most_pixels(file.rows.values()) for file in files), default=(0, ""))
+    return max((most_pixels(file.rows.values()) for file in files), default=0)
 
 
 def _print(run: _Planned, command: Callable[[Sequence[Remedy]], str]) -> None:
@@ -263,17 +232,16 @@ def _print(run: _Planned, command: Callable[[Sequence[Remedy]], str]) -> None:
     """
     from rich.console import Console
 
-    from lmm_r1.planning.choices import choices_line, filled, judge
+    from lmm_r1.planning.choices import choices_line, filled, refuse_excess
     from lmm_r1.planning.plan import print_plan
 
     print_plan(run.plan, Console(highlight=False))
     if isinstance(run.config, PPOConfig) and run.plan.machine.gpu_bytes is not None:
         gpus = asked_gpus(run.config)
         print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
-    for line in (choices_line(run.given, filled(run.config, run.plan)), run.too_large):
-        if line is not None:
-            print(line)
-    judge(run.config, run.plan, replan=run.replan, command=command)
+    if line := choices_line(run.given, filled(run.config, run.plan)):
+        print(line)
+    refuse_excess(run.config, run.plan, replan=run.replan, command=command)
     print(command(()))
 
 

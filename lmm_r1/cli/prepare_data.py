@@ -6,12 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from lmm_r1.cli import arguments, run_command, user_errors
 from lmm_r1.cli.job_progress import ProgressLines, report_skipped
-from lmm_r1.config.declared import Positional
-from lmm_r1.config.shared import check_least
+from lmm_r1.config.declared import Positional, Within, check_ranges
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class PrepareDataConfig:
     source: Path | None = None
     """A local copy in the published layout: a row file (Parquet, JSON, JSON lines), with zip or tar archives of images
     next to it, or the folder with all of them. None takes the dataset from the Hugging Face hub."""
-    max_rows: int | None = None
+    max_rows: Annotated[int | None, Within("[1, inf)")] = None
     """Rows taken from the start, not counting those that the recipe filters out; None takes all."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""
@@ -64,7 +63,7 @@ def run(config: PrepareDataConfig) -> None:
         raise UserError("RECIPE is missing: name one (--list_recipes), or give a YAML file of your own")
     if config.output is None:
         raise UserError("--output is missing: name the folder to write")
-    check_least(config, "max_rows")
+    check_ranges(config)
     recipe = get_recipe(config.recipe)
     for aspect, assumed in recipe.unchecked.items():
         print(

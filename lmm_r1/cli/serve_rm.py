@@ -2,12 +2,15 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli import run_command, user_errors
-from lmm_r1.cli.arguments import add_access_arguments, media_access, refuse_other_names
+from lmm_r1.cli.arguments import refuse_other_names
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
+from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
+from lmm_r1.errors import UserError
 from remote_rm.registry import add_listening_arguments, parse_flags, positive, server_parser
 
 if TYPE_CHECKING:
@@ -58,14 +61,30 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="name of the value head's weight, if the model's config does not contain it",
     )
-    add_access_arguments(parser, named_by="prompts")
+    _add_access(parser)
     add_listening_arguments(parser)
     return parser
 
 
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what the server may read and run."""
+    add = parser.add_argument
+    roots = "folder below which images and videos that prompts name by their path are read; may be given several times"
+    add("--image-root", type=Path, action="append", default=[], metavar="FOLDER", help=roots)
+    add("--allow-urls", action="store_true", help="fetch images that prompts name by an http(s) URL")
+    private = "with --allow-urls: fetch from this machine and from private networks, too"
+    add("--allow-private-urls", action="store_true", help=private)
+    most = "refuse images with more pixels, in millions, before they are decoded"
+    add("--max-image-megapixels", type=positive(float), default=MEGAPIXELS, metavar="NUMBER", help=most)
+    add("--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint")
+
+
 def _serve(args: argparse.Namespace) -> None:
-    media = media_access(args)
+    for root in args.image_root:
+        if not root.is_dir():
+            raise UserError(f"--image_root {root}: no such folder; check the path")
     from lmm_r1 import cpu
+    from lmm_r1.data.sent_prompt import MediaAccess
     from lmm_r1.lmm_kits.registry import kit_name_of
     from lmm_r1.scoring.reward_judge import serve
 
@@ -88,7 +107,8 @@ def _serve(args: argparse.Namespace) -> None:
             trust_remote_code=args.trust_remote_code,
         )
 
-    serve(load, media=media, args=args)
+    MediaLimits(max_megapixels=args.max_image_megapixels, allow_private_urls=args.allow_private_urls).apply()
+    serve(load, media=MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls), args=args)
 
 
 if __name__ == "__main__":

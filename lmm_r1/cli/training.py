@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lmm_r1.cli import user_errors
-from lmm_r1.cli.arguments import parse, read_arguments
+from lmm_r1.cli.arguments import parse
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, model_path, resolve
-from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine, supervised_processes
 from lmm_r1.config.rewards import GivenFunctions
-from lmm_r1.quiet import is_verbose
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.train.first_checks import check_first
 
@@ -27,10 +24,6 @@ def training(
     config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
-        if is_verbose() and os.environ.get("RANK", "0") == "0":
-            given = read_arguments(config_class, sys.argv[1:] if argv is None else argv, lister=prog)
-            if line := differences_line(prog.split()[-1], config, given=given):
-                print(line)
         prepare_training(config)
         yield config
 

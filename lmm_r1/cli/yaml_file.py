@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from lmm_r1.config.declared import JsonText
 from lmm_r1.config.differences import only_defaults
-from lmm_r1.config.shared import JsonText
 from lmm_r1.dotted import nearest
 from lmm_r1.files.user_code import UserFunction, function_file
 

@@ -1,33 +1,25 @@
 """Refusals of flags that contradict each other beyond what each declares (`config.declared`), before anything starts."""
 
-import json
-import math
 from collections.abc import Mapping
 
 from lmm_r1 import dotted
 from lmm_r1.config.declared import check_needs, check_ranges, given
-from lmm_r1.config.ppo import (
-    CLIP_RANGES,
-    ActorConfig,
-    AgentConfig,
-    CriticConfig,
-    PPOConfig,
-    RefConfig,
-    RewardConfig,
-)
+from lmm_r1.config.ppo import CLIP_RANGES, PPOConfig, RewardConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.rewards import named_verifier, part_weights, reward_functions
-from lmm_r1.config.shared import DeepSpeedConfig, ThoughtConfig, check_speculation
+from lmm_r1.config.shared import DeepSpeedConfig, ThoughtConfig
 from lmm_r1.config.supervised import KDConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 
 
 def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
-    if config.train.plays:
-        _check_agent(config)
-    check_speculation(config.vllm, prefix="vllm.")
-    _check_accumulation(config)
+    samples = config.rollout.n_samples_per_prompt
+    if config.train.plays and samples % config.agent.branches:
+        raise UserError(
+            f"--agent.branches {config.agent.branches} must divide --rollout.n_samples_per_prompt {samples}, of which as many "
+            "at a time have turns in common"
+        )
     _check_reward_source(config)
     _check_algorithm(config)
     _check_shared_gpus(config)
@@ -38,16 +30,12 @@ def check_ppo(config: PPOConfig) -> None:
 
 def check_supervised(config: SupervisedConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in but a reference."""
-    _check_accumulation(config)
     if isinstance(config, KDConfig):
         require(config, "teacher.model_name_or_path", example="path/or/hub-name")
-    if isinstance(config, DPOConfig) and config.ref.offload and config.refers_to_base:
-        raise UserError("--ref.offload: with --ds.lora.rank no second model is loaded as reference; leave it out")
     key = config.ckpt.best_metric_key
-    if key not in ("", "none") and (config.eval.dataset is None or not key.startswith("eval_")):
+    if key not in ("", "none") and not key.startswith("eval_"):
         raise UserError(
-            f"--ckpt.best_metric_key {key} names no metric of an evaluation; give --eval.dataset and eval_loss or "
-            "eval_pair_accuracy, or none"
+            f"--ckpt.best_metric_key {key} names no metric of an evaluation; give one such as eval_loss, or none"
         )
     shares = isinstance(config, DPOConfig | RMConfig) and config.train.shared_prefix_enable
     _check_ulysses(config.ds, packs=config.ds.packing_samples or shares, gpus={})
@@ -57,43 +45,6 @@ def require(config: PPOConfig | SupervisedConfig, flag: str, *, example: str) ->
     """Raise UserError if a required flag is missing."""
     if not dotted.get(config, flag):
         raise UserError(f"--{flag} is missing; give for example --{flag} {example}")
-
-
-def check_sampling(*, temperature: float | None, top_p: float, prefix: str = "") -> None:
-    """Raise UserError for an impossible temperature or nucleus; None is open.
-
-    Args:
-        prefix: prefix of the flags' names.
-    """
-    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-        raise UserError(f"--{prefix}temperature {temperature}: must be 0 or more")
-    if not 0 < top_p <= 1:
-        raise UserError(f"--{prefix}top_p {top_p}: must be above 0 and at most 1")
-
-
-def check_eager(enforce_eager: bool | None, *, backend: str, uses_vllm: bool) -> None:
-    """Raise UserError if `--enforce_eager` is set without vLLM.
-
-    Args:
-        backend: flag and value that choose the engine, for the message.
-    """
-    if enforce_eager and not uses_vllm:
-        raise UserError(f"--enforce_eager switches vLLM's CUDA graphs off, and {backend} has none; leave it out")
-
-
-def agent_options(agent: AgentConfig, *, flag: str = "--agent.options") -> dict[str, object]:
-    """Return the arguments of `--agent.options`; raises UserError if it is not a JSON object.
-
-    Args:
-        flag: its name on this command line.
-    """
-    try:
-        options = json.loads(agent.options or "{}")
-    except json.JSONDecodeError as error:
-        raise UserError(f"{flag} {agent.options} is no JSON ({error}); give an object in quotes") from error
-    if not isinstance(options, dict):
-        raise UserError(f'{flag} {agent.options} must be a JSON object, such as \'{{"prefill": "<think>"}}\'')
-    return options
 
 
 def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
@@ -110,26 +61,6 @@ def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
         raise UserError(
             f"{prefix}continue_with {thought.continue_with!r} does not go on with a thought; give a text such as "
             f"{ThoughtConfig.continue_with}, without {thought.end}"
-        )
-
-
-def _check_agent(config: PPOConfig) -> None:
-    settings, samples = config.agent, config.rollout.n_samples_per_prompt
-    agent_options(settings)
-    check_thought(settings.thought, prefix="--agent.thought.")
-    if samples % settings.branches:
-        raise UserError(
-            f"--agent.branches {settings.branches} must divide --rollout.n_samples_per_prompt {samples}, of which as many at "
-            "a time have turns in common"
-        )
-
-
-def _check_accumulation(config: PPOConfig | SupervisedConfig) -> None:
-    accumulates, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
-    if accumulates not in ("fp32", weights):
-        raise UserError(
-            f"--ds.grad_accum_dtype {accumulates} with --ds.param_dtype {weights}: gradients are added up in fp32 or in the "
-            "precision of the weights; take one of them"
         )
 
 
@@ -154,7 +85,7 @@ def _check_shared_gpus(config: PPOConfig) -> None:
     """Raise UserError for models or engines that share GPUs and have other numbers of them."""
     train, vllm = config.train, config.vllm
     pairs: list[tuple[str, str, str]] = []
-    names = [name for name in ("critic", "reward") if getattr(config, name).model_name_or_path]
+    names = [name for name in ("critic", "reward") if name in config.placed]
     if train.colocate_critic_reward and names:
         pairs.append(("critic", "reward", "--train.colocate_critic_reward"))
     elif train.colocate_all:
@@ -196,11 +127,6 @@ def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int])
 def check_batches(config: PPOConfig) -> None:
     """Raise UserError if the samples of a step cannot be divided among processes or updates; sizes may be open."""
     rollout, train = config.rollout, config.train
-    if rollout.batch_size and (rollout.vllm_generate_batch_size or 0) > rollout.batch_size:
-        raise UserError(
-            f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
-            f"--rollout.batch_size {rollout.batch_size}"
-        )
     samples = rollout.batch_size * rollout.n_samples_per_prompt
     sizes = (
         f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt {rollout.n_samples_per_prompt}"
@@ -223,14 +149,7 @@ def check_batches(config: PPOConfig) -> None:
 
 def model_gpus(config: PPOConfig) -> dict[str, int]:
     """Return how many GPUs each model of a run has."""
-    groups: dict[str, ActorConfig | CriticConfig | RefConfig | RewardConfig] = {"actor": config.actor}
-    if config.needs_reference_model:
-        groups["ref"] = config.ref
-    if config.critic.model_name_or_path:
-        groups["critic"] = config.critic
-    if config.reward.model_name_or_path:
-        groups["reward"] = config.reward
-    return {name: group.gpus for name, group in groups.items()}
+    return {name: model.gpus for name, model in config.placed.items()}
 
 
 def _check_reward_source(config: PPOConfig) -> None:

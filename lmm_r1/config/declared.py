@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 import operator
@@ -10,7 +11,7 @@ import re
 import types
 import typing
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NewType
 
 from lmm_r1 import dotted
 from lmm_r1.errors import UserError
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CONDITION = re.compile(r"(?P<name>[\w.]+)(?:(?P<sign>!=|=|>|~)(?P<values>\S+))?")
+JsonText = NewType("JsonText", str)
+"""A JSON object as text; in a YAML file it may also be a mapping."""
+REGEX = "regular expression"
+"""In a flag's annotation: its text is one."""
+_CONDITION = re.compile(r"(?P<no>!)?(?P<name>[\w.]+)(?:(?P<sign>!=|=|>|~)(?P<values>\S+))?")
 _COMPARISONS = {"(": (operator.gt, "above"), "[": (operator.ge, "at least")} | {
     ")": (operator.lt, "below"),
     "]": (operator.le, "at most"),
@@ -80,8 +85,8 @@ class Needs:
     """What a value other than the default needs.
 
     A condition is a flag by its dotted name, or several with ` or ` between them. A dot in front makes it one of the same
-    group, two dots one of the group above. `NAME` must be set, `NAME>0` above a number, `NAME=a|b` and `NAME!=a|b` one of
-    these values or none of them, and `NAME~a` must list the value. A flag that a command does not have is None.
+    group, two dots one of the group above. `NAME` must be set, `!NAME` must not, `NAME>0` above a number, `NAME=a|b` and
+    `NAME!=a|b` one of these values or none of them, and `NAME~a` must list the value. A flag that a command does not have is None.
     """
 
     condition: str
@@ -109,7 +114,8 @@ class Needs:
         for part in self.condition.split(" or "):
             match = _CONDITION.fullmatch(part)
             assert match is not None, f"{part} is no condition"
-            found.append((_full(match["name"], group), match["sign"], (match["values"] or "").split("|")))
+            values = (match["values"] or "").split("|")
+            found.append((_full(match["name"], group), match["sign"] or match["no"], values))
         return found
 
 
@@ -146,8 +152,8 @@ def _value(config: object, name: str) -> object:
 
 
 def _holds(value: object, sign: str | None, values: list[str]) -> bool:
-    if sign is None:
-        return bool(value)
+    if sign in (None, "!"):
+        return bool(value) == (sign is None)
     if sign == ">":
         return isinstance(value, int | float) and value > float(values[0])
     if sign == "~":
@@ -161,7 +167,7 @@ def _told(name: str, sign: str | None, values: list[str]) -> str:
         return f"{name} is set"
     if names == "False":
         return f"{name} is off"
-    if not names:
+    if sign == "!" or not names:
         return f"{name} is not set"
     return f"{name} {({'>': 'is above', '=': 'is', '!=': 'is not', '~': 'has'})[sign]} {names}"
 
@@ -201,8 +207,33 @@ def check_ranges(config: DataclassInstance, *, prefix: str = "--") -> None:
             and value not in typing.get_args(kinds[0])
         ):
             refusals.append(f"must be one of {', '.join(map(str, typing.get_args(kinds[0])))}")
+        if JsonText in kinds:
+            json_object(str(value), flag=f"{prefix}{flag}")
+        if REGEX in said:
+            try:
+                re.compile(str(value))
+            except re.error as error:
+                refusals.append(f"is no regular expression ({error}); correct it")
         for refusal in filter(None, refusals):
             raise UserError(f"{given(flag, value, prefix=prefix)} {refusal}")
+
+
+def json_object(text: str | None, *, flag: str) -> dict[str, Any]:
+    """Return the JSON object in a flag's text, empty without one; raises UserError for another text."""
+    try:
+        found = json.loads(text or "{}", object_pairs_hook=_once)
+    except ValueError as error:
+        raise UserError(f"{flag} {text} is no JSON ({error}); give an object in quotes") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{flag} {text} must be a JSON object, such as '{{\"weight\": 0.5}}'")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it gives a key twice")
+    return found
 
 
 def has_effect(flag: str, config: DataclassInstance, *, or_warns: bool = False) -> bool:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-
-from lmm_r1 import dotted
-from lmm_r1.config.declared import has_effect
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from typing import TypeAlias
 
 # Flags whose defaults change training, and not only file locations, speed or precision.
 TRAINING_FLAGS = (
@@ -108,35 +102,16 @@ DIFFERENCES = tuple(
 )
 
 
-def differences_line(command: str, config: DataclassInstance, *, given: Container[str]) -> str | None:
-    """Return a line with the defaults by which training differs from OpenRLHF's; None without any.
-
-    Args:
-        config: the run's settings.
-        given: the flags that are set.
-    """
-    listed = [
-        f"--{one.flag} {dotted.get(config, one.flag) or 'as many as the rows allow'} ({one.theirs} there)"
-        for one in DIFFERENCES
-        if one.teaches and one.command == command and one.flag not in given
-        # One of those that follow from other flags may be OpenRLHF's all the same.
-        and dotted.get(config, one.flag) != one.theirs and has_effect(one.flag, config)
-    ]
-    if not listed:
-        return None
-    return f"defaults that are not OpenRLHF's: {', '.join(listed)}; docs/migrating.md says why, and lists all"
-
-
 @dataclass(frozen=True)
 class OnlyDefault:
     """A flag of OpenRLHF, or of an earlier version, that is accepted with its default only."""
 
     value: str | int | float | bool | None
     """OpenRLHF's default. A command line or file that sets it is accepted."""
-    instead: str
-    """What to do instead of setting another value."""
     next_to: str
     """A flag of the commands that accept this one."""
+    instead: str = "leave it out"
+    """What to do instead of setting another value."""
 
     @property
     def kind(self) -> object:
@@ -147,80 +122,59 @@ class OnlyDefault:
         return f"{given} is not available in this version; {self.instead}"
 
 
+_OWN_TURNS = "set it in an environment's TurnOptions"
 ONLY_DEFAULTS = {
-    "data.dataloader_num_workers": OnlyDefault(
-        0, "leave it out: in RL all rows are read before the first step", "data.prompt_dataset"
-    ),
-    "data.disable_fast_tokenizer": OnlyDefault(
-        False, "leave it out: transformers 5 has one tokenizer for each of these models", "data.apply_chat_template"
-    ),
-    "ds.ring_attn_head_stride": OnlyDefault(1, "take --ds.ulysses_size to split long sequences", "ds.ulysses_size"),
-    "ds.ring_attn_size": OnlyDefault(1, "take --ds.ulysses_size", "ds.ulysses_size"),
-    "model.compute_fp32_loss_enable": OnlyDefault(
-        False, "leave it out: rewards and their loss are always in single precision", "model.margin_loss_enable"
-    ),
+    "actor.muon.momentum": OnlyDefault(0.95, "actor.muon.lr"),
+    "agent.overturn_penalty": OnlyDefault(1.0, "agent.overturn", "scale the environment's rewards"),
+    "agent.prefix_caching": OnlyDefault(True, "agent.max_turns", "take --vllm.no_enable_prefix_caching"),
+    "agent.thought.continue_with": OnlyDefault("Wait", "agent.thought.max_tokens", _OWN_TURNS),
+    "agent.thought.end": OnlyDefault("</think>", "agent.thought.max_tokens", _OWN_TURNS),
+    "agent.thought.min_tokens": OnlyDefault(None, "agent.thought.max_tokens", _OWN_TURNS),
+    "critic.adam.eps": OnlyDefault(1e-8, "critic.adam.lr"),
+    "critic.adam.vision_lr": OnlyDefault(None, "critic.adam.lr", "--critic.adam.lr is for all weights"),
+    "critic.min_lr_ratio": OnlyDefault(0.1, "critic.adam.lr"),
+    "critic.muon.lr": OnlyDefault(0.02, "critic.adam.lr"),
+    "critic.muon.momentum": OnlyDefault(0.95, "critic.adam.lr"),
+    "data.allow_private_urls": OnlyDefault(False, "data.max_len", "set LMM_R1_ALLOW_PRIVATE_URLS=1"),
+    "data.dataloader_num_workers": OnlyDefault(0, "data.prompt_dataset", "all rows are read before the first step"),
+    "data.disable_fast_tokenizer": OnlyDefault(False, "data.apply_chat_template", "each model has one tokenizer"),
+    "data.max_image_megapixels": OnlyDefault(64.0, "data.max_len", "set LMM_R1_MAX_IMAGE_MEGAPIXELS"),
+    "ds.deepcompile": OnlyDefault(False, "ds.zero_stage", "DeepCompile is not supported"),
+    "ds.image_cache_gib": OnlyDefault(2.0, "ds.zero_stage"),
+    "ds.ring_attn_head_stride": OnlyDefault(1, "ds.ulysses_size", "take --ds.ulysses_size"),
+    "ds.ring_attn_size": OnlyDefault(1, "ds.ulysses_size", "take --ds.ulysses_size"),
+    "ds.use_universal_ckpt": OnlyDefault(False, "ds.zero_stage", "runs resume on other numbers of GPUs"),
+    "local_rank": OnlyDefault(-1, "data.prompt_dataset", "Ray starts the workers"),
+    "logger.wandb.mode": OnlyDefault(None, "logger.wandb.group", "set WANDB_MODE"),
+    "logger.worker_logs": OnlyDefault(False, "data.prompt_dataset", "set LMM_R1_VERBOSE=1"),
+    "model.compute_fp32_loss_enable": OnlyDefault(False, "model.margin_loss_enable", "rewards are in fp32"),
+    "muon.momentum": OnlyDefault(0.95, "muon.lr"),
+    "rollout.oversample_max_held": OnlyDefault(1, "rollout.top_k"),
+    "use_ms": OnlyDefault(False, "ckpt.save_hf", "models come from the Hugging Face hub"),
+    "vllm.speculative_method": OnlyDefault("ngram", "vllm.speculative_tokens"),
+    "vllm.sync_backend": OnlyDefault("nccl", "vllm.sync_with_ray", "take --vllm.sync_with_ray"),
     **{
-        f"{owner}muon.{name}": OnlyDefault(value, "leave it out: DeepSpeed's Muon has no setting for it", next_to)
+        f"{owner}muon.{name}": OnlyDefault(value, next_to)
         for owner, next_to in (("", "muon.lr"), ("actor.", "actor.muon.lr"), ("critic.", "critic.adam.lr"))
         for name, value in (("ns_steps", 5), ("nesterov", True))
     },
-    **{
-        flag: OnlyDefault(value, instead, next_to)
-        for flag, value, instead, next_to in (
-            ("muon.momentum", 0.95, "leave it out", "muon.lr"),
-            ("algo.advantage.pass_k", 4, "write the estimator into a file: docs/extending.md", "algo.advantage.gamma"),
-            ("actor.muon.momentum", 0.95, "leave it out", "actor.muon.lr"),
-            ("agent.overturn_penalty", 1.0, "leave it out, or scale the environment's rewards", "agent.overturn"),
-            ("agent.prefix_caching", True, "take --vllm.no_enable_prefix_caching", "agent.max_turns"),
-            ("agent.thought.end", "</think>", "set it in an environment's TurnOptions", "agent.thought.max_tokens"),
-            (
-                "agent.thought.continue_with",
-                "Wait",
-                "set it in an environment's TurnOptions",
-                "agent.thought.max_tokens",
-            ),
-            ("agent.thought.min_tokens", None, "set it in an environment's TurnOptions", "agent.thought.max_tokens"),
-            ("ckpt.max_restarts", 0, "repeat the command after a failure: it resumes", "data.prompt_dataset"),
-            ("critic.adam.eps", 1e-8, "leave it out", "critic.adam.lr"),
-            ("critic.adam.vision_lr", None, "leave it out: --critic.adam.lr is for all weights", "critic.adam.lr"),
-            ("critic.min_lr_ratio", 0.1, "leave it out", "critic.adam.lr"),
-            ("critic.muon.lr", 0.02, "leave it out", "critic.adam.lr"),
-            ("critic.muon.momentum", 0.95, "leave it out", "critic.adam.lr"),
-            ("data.allow_private_urls", False, "set LMM_R1_ALLOW_PRIVATE_URLS=1", "data.max_len"),
-            ("data.max_image_megapixels", 64.0, "set LMM_R1_MAX_IMAGE_MEGAPIXELS", "data.max_len"),
-            ("ds.image_cache_gib", 2.0, "leave it out", "ds.zero_stage"),
-            ("ds.use_universal_ckpt", False, "leave it out: runs resume on other numbers of GPUs", "ds.zero_stage"),
-            ("ds.deepcompile", False, "leave it out: DeepCompile is not supported", "ds.zero_stage"),
-            ("eval.max_new_tokens", 1024, "leave it out", "data.multiturn"),
-            ("eval.reward", None, "measure answers with lmm-r1 evaluate", "data.multiturn"),
-            ("local_rank", -1, "leave it out: Ray starts the workers", "data.prompt_dataset"),
-            ("logger.wandb.mode", None, "set WANDB_MODE", "logger.wandb.group"),
-            ("logger.worker_logs", False, "set LMM_R1_VERBOSE=1", "data.prompt_dataset"),
-            ("ref.during_generation", False, "leave it out: the reference runs after generation", "ref.num_nodes"),
-            (
-                "ref.refresh_steps",
-                0,
-                "start another run from the trained model, which is then the reference",
-                "ref.num_nodes",
-            ),
-            ("rollout.on_policy_share", 0.0, "sample in rounds with lmm-r1 batch_inference", "teacher.offload"),
-            ("rollout.max_new_tokens", 1024, "leave it out", "teacher.offload"),
-            ("rollout.temperature", 1.0, "leave it out", "teacher.offload"),
-            ("rollout.top_p", 1.0, "leave it out", "teacher.offload"),
-            (
-                "rollout.oversample",
-                1.0,
-                "take --train.async_enable with --train.partial_rollout_enable",
-                "rollout.top_k",
-            ),
-            ("rollout.oversample_max_held", 1, "leave it out", "rollout.top_k"),
-            ("vllm.enforce_eager", None, "leave it out", "teacher.offload"),
-            ("vllm.gpu_memory_utilization", None, "leave it out", "teacher.offload"),
-            ("vllm.speculative_method", "ngram", "leave it out", "vllm.speculative_tokens"),
-        )
-    },
-    "use_ms": OnlyDefault(False, "leave it out: models come from the Hugging Face hub", "ckpt.save_hf"),
-    "vllm.sync_backend": OnlyDefault("nccl", "leave it out, or take --vllm.sync_with_ray", "vllm.sync_with_ray"),
+    "algo.advantage.pass_k": OnlyDefault(
+        4, "algo.advantage.gamma", "write the estimator into a file: docs/extending.md"
+    ),
+    "ckpt.max_restarts": OnlyDefault(0, "data.prompt_dataset", "repeat the command after a failure: it resumes"),
+    "eval.max_new_tokens": OnlyDefault(1024, "data.multiturn"),
+    "eval.reward": OnlyDefault(None, "data.multiturn", "measure answers with lmm-r1 evaluate"),
+    "ref.during_generation": OnlyDefault(False, "ref.num_nodes", "the reference runs after generation"),
+    "ref.refresh_steps": OnlyDefault(0, "ref.num_nodes", "start another run from the trained model"),
+    "rollout.max_new_tokens": OnlyDefault(1024, "teacher.offload"),
+    "rollout.on_policy_share": OnlyDefault(0.0, "teacher.offload", "sample in rounds with lmm-r1 batch_inference"),
+    "rollout.oversample": OnlyDefault(
+        1.0, "rollout.top_k", "take --train.async_enable with --train.partial_rollout_enable"
+    ),
+    "rollout.temperature": OnlyDefault(1.0, "teacher.offload"),
+    "rollout.top_p": OnlyDefault(1.0, "teacher.offload"),
+    "vllm.enforce_eager": OnlyDefault(None, "teacher.offload"),
+    "vllm.gpu_memory_utilization": OnlyDefault(None, "teacher.offload"),
 }
 
 

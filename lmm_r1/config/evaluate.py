@@ -1,6 +1,5 @@
 """Every flag of `lmm-r1 evaluate`, and which of them go together."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,23 +7,21 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from lmm_r1.config.checks import check_eager, check_sampling
-from lmm_r1.config.declared import Within, check_needs, check_ranges
-from lmm_r1.config.generation import EpisodeFlags, check_episodes, reward_part
+from lmm_r1.config.declared import JsonText, Needs, Within, check_needs, check_ranges, json_object
+from lmm_r1.config.generation import EngineFlags, EpisodeFlags, reward_part
 from lmm_r1.config.rewards import check_reward
 from lmm_r1.config.shared import (
+    OWN_ENGINE,
     RUNS,
-    Example,
     FirstHelp,
     OverlongFlags,
     RowsConfig,
     SpeculationFlags,
-    check_speculation,
     refuse_row_flags,
 )
 from lmm_r1.data.files import ROWS_FILE
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable
+from lmm_r1.files.atomic import check_output_file
 
 RESPONSES_SUFFIX = ".responses.jsonl"
 # Flags that only an engine in this process has.
@@ -33,9 +30,7 @@ ENGINE_FLAGS = (
     *("enforce_eager", "seed", "trust_remote_code", "speculative_tokens"),
     "overlong_images",
 )
-ENDPOINT_FLAGS = (
-    *("model", "api_key_env", "endpoint_concurrency", "endpoint_timeout", "endpoint_attempts", "endpoint_body"),
-)
+_SERVED = Needs("endpoint")
 # Suffixes that are left out of a row file's name; names of checkpoints may contain dots.
 _FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 # Longest default file name: systems allow about 255 bytes, and suffixes follow.
@@ -43,41 +38,23 @@ _LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
+class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags, EngineFlags):
     first_help: ClassVar[FirstHelp] = FirstHelp(
-        examples=(
-            Example(
-                what="A checkpoint on a file of rows, judged by the math verifier",
-                arguments="--checkpoints mine=runs/grpo --files test=held_out.jsonl --reward math"
-                " --output scores.json",
-            ),
-            Example(
-                what="Before and after a training, four samples a row, on a public benchmark",
-                arguments="--checkpoints before=models/vlm-3b after=runs/grpo"
-                " --suite mathvista --n_samples 4 --temperature 0.6 --output scores.json",
-            ),
-            Example(
-                what="An evaluation made before, shown again without an engine",
-                arguments="--compare scores.json --html scores.html",
-            ),
-        ),
-        flags=(
-            "checkpoints",
-            "files",
-            "suite",
-            "reward",
-            "output",
-            "html",
-            "n_samples",
-            "temperature",
-            "max_new_tokens",
-            "backend",
-        ),
+        text="""
+        # A checkpoint on a file of rows, judged by the math verifier
+        --checkpoints mine=runs/grpo --files test=held_out.jsonl --reward math --output scores.json
+        # Before and after a training, four samples a row, on a public benchmark
+        --checkpoints before=models/vlm-3b after=runs/grpo --suite mathvista --n_samples 4 --temperature 0.6
+        --output scores.json
+        # An evaluation made before, shown again without an engine
+        --compare scores.json --html scores.html
+        """,
+        flags="checkpoints files suite reward output html n_samples temperature max_new_tokens backend",
     )
 
     checkpoints: tuple[str, ...] = ()
     """Checkpoints, LoRA adapters or run folders as FOLDER or NAME=FOLDER, in the order of the table."""
-    backend: Literal["vllm", "transformers"] = "vllm"
+    backend: Annotated[Literal["vllm", "transformers"], OWN_ENGINE] = "vllm"
     """Generate through vLLM, or through plain transformers."""
     files: tuple[str, ...] = ()
     """Row files as PATH or NAME=PATH."""
@@ -89,24 +66,24 @@ class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """List the ready-made suites and exit."""
     endpoint: str | None = None
     """Base URL of a server with the OpenAI chat API, whose models are measured: http://127.0.0.1:8000/v1."""
-    model: tuple[str, ...] = ()
+    model: Annotated[tuple[str, ...], _SERVED] = ()
     """Names of the models at --endpoint."""
-    api_key_env: str | None = None
+    api_key_env: Annotated[str | None, _SERVED] = None
     """Environment variable that holds the endpoint's key; None sends no key."""
-    endpoint_concurrency: Annotated[int, Within("[1, inf)")] = 16
+    endpoint_concurrency: Annotated[int, Within("[1, inf)"), _SERVED] = 16
     """Number of rows requested at the same time."""
-    endpoint_timeout: Annotated[float, Within("(0, inf)")] = 600.0
+    endpoint_timeout: Annotated[float, Within("(0, inf)"), _SERVED] = 600.0
     """Seconds after which a request is given up."""
-    endpoint_attempts: Annotated[int, Within("[1, inf)")] = 6
+    endpoint_attempts: Annotated[int, Within("[1, inf)"), _SERVED] = 6
     """Attempts per row before it is left out, after time-outs, broken connections and errors that the server calls
     temporary."""
-    endpoint_body: str | None = None
+    endpoint_body: Annotated[JsonText | None, _SERVED] = None
     """A JSON object merged into each request: {"max_tokens": null, "max_completion_tokens": 4096}; null removes a
     field."""
     output: Path | None = None
     """JSON file to write; responses and page are written next to it as STEM.responses.jsonl and STEM.html. By default
     it is named after what is measured: runs/evaluation/sft_rl_on_test.json."""
-    overwrite: bool = False
+    overwrite: Annotated[bool, Needs("checkpoints")] = False
     """Measure again what the output already holds for the same checkpoint, rows and settings; otherwise it is
     reused."""
     html: Path | None = None
@@ -122,15 +99,15 @@ class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     are math for files, and each suite's own."""
     k: tuple[int, ...] = ()
     """Values of k for pass@k and majority@k; by default the powers of two up to n_samples."""
-    temperature: float | None = None
+    temperature: Annotated[float | None, Within("[0, inf)")] = None
     """Sampling temperature, 0 decodes greedily; None takes each suite's own, and 0 for files."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Within("(0, 1]")] = 1.0
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
     n_samples: Annotated[int | None, Within("[1, inf)")] = None
     """Responses per row, whose mean is the accuracy; None takes each suite's own, and 1 for files."""
     max_new_tokens: Annotated[int | None, Within("[1, inf)")] = None
     """Longest response in tokens, or longest turn of an episode; None takes each suite's own, and 1024 for files."""
-    max_model_len: Annotated[int, Within("[1, inf)")] = 4096
+    max_model_len: Annotated[int, Within("[1, inf)"), OWN_ENGINE] = 4096
     """Longest prompt and response together; in an episode, including all turns."""
     max_rows: Annotated[int | None, Within("[1, inf)")] = None
     """Rows taken from the start of each file; None takes all."""
@@ -142,60 +119,36 @@ class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     """Resamples of the rows for the confidence intervals of comparisons."""
     bootstrap_seed: Annotated[int, Within("[0, inf)")] = 0
     """Seed of the resamples."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the engine; auto takes the precision of the weights."""
-    batch_rows: Annotated[int, Within("[1, inf)")] = 16
+    batch_rows: Annotated[int, Within("[1, inf)"), OWN_ENGINE] = 16
     """Rows in one batch with plain transformers."""
-    tensor_parallel_size: Annotated[int, Within("[1, inf)")] = 1
-    """GPUs over which the model is split."""
-    gpu_memory_utilization: float | None = None
-    """Share of a GPU's memory for the engine; None is what its responses need, limited by the memory that is free at
-    start."""
-    enforce_eager: bool | None = None
-    """Run vLLM without CUDA graphs: faster to start, slower to decode. None does so for small models only."""
-    seed: int = 0
-    """Seed of the sampling."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with a checkpoint."""
 
 
 def check(config: EvaluateConfig) -> None:
     """Raise UserError for contradictions between flags."""
     if config.compare:
-        for name in ("checkpoints", "endpoint", "files", "suite", "agent"):
+        for name in ("checkpoints", "endpoint", "files", "suite"):
             if getattr(config, name):
                 raise UserError(f"--compare and --{name} are both given; --compare takes saved responses: drop one")
     else:
         _check_measurement(config)
-    if not config.checkpoints:
-        _refuse_changed(config, ("overwrite",), "no checkpoint is measured, and nothing of one read again")
-    if config.endpoint is None:
-        _refuse_changed(config, ENDPOINT_FLAGS, "there is no --endpoint")
+    check_ranges(config)
+    check_needs(config, config)
     if not config.files:
         refuse_row_flags(config, because="it is for --files, and there are none (suites have their own)")
     for flag, path in (("--output", config.output), ("--html", page_path(config))):
-        if path is None:
-            continue
-        check_creatable(path, flag=flag)
-        if path.is_dir():
-            raise UserError(f"{flag} {path} is a folder; name a file")
+        if path is not None:
+            check_output_file(path, flag=flag)
     if config.output is not None and config.output == page_path(config):
         raise UserError(
             f"--output {config.output} is also the path of the page; choose another with --html, or end it in .json"
         )
-    if config.output is not None and responses_path(config.output).is_dir():
-        raise UserError(f"--output {config.output}: {responses_path(config.output)} is a folder; choose another name")
-    check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
-    check_ranges(config)
-    check_needs(config, config)
-    check_speculation(config, other_engine=None if config.backend == "vllm" else f"--backend {config.backend}")
-    _check_agent(config)
     if len(set(config.reward)) < len(config.reward):
         raise UserError(f"--reward {' '.join(config.reward)}: one of them is given twice; give each once")
     for reward in config.reward:
         if reward_part(reward) is None:
             check_reward(reward, flag="--reward")
-    check_sampling(temperature=config.temperature, top_p=config.top_p)
+        elif config.agent is None:
+            raise UserError(f"--reward {reward} judges by an environment's reward; give --agent, too")
 
 
 def _check_measurement(config: EvaluateConfig) -> None:
@@ -218,10 +171,6 @@ def _check_measurement(config: EvaluateConfig) -> None:
         raise UserError(
             "--endpoint must hold no user, password or query, as it is written to the results; "
             "put the key into an environment variable and name that with --api_key_env"
-        )
-    if not config.checkpoints:
-        _refuse_changed(
-            config, ENGINE_FLAGS, "an endpoint has an engine of its own; what it takes goes into --endpoint_body"
         )
     endpoint_fields(config)
 
@@ -263,37 +212,9 @@ def with_output(config: EvaluateConfig) -> EvaluateConfig:
     return replace(config, output=Path(RUNS) / "evaluation" / f"{name[:_LONGEST_NAME]}.json")
 
 
-def _check_agent(config: EvaluateConfig) -> None:
-    if config.agent is not None and config.endpoint is not None:
-        raise UserError(
-            f"--agent {config.agent} with --endpoint {config.endpoint}: episodes are played on an engine in this process; "
-            "give --checkpoints, and leave --endpoint out"
-        )
-    check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
-    judged = [verifier for verifier in config.reward if reward_part(verifier) is not None]
-    if judged and config.agent is None:
-        raise UserError(f"--reward {judged[0]} judges by an environment's reward; give --agent, too")
-
-
-def _refuse_changed(config: EvaluateConfig, names: tuple[str, ...], because: str) -> None:
-    """Raise UserError for a flag that would be ignored."""
-    for name in names:
-        value, default = getattr(config, name), getattr(EvaluateConfig, name)
-        if value != default:
-            shown = " ".join(value) if isinstance(value, tuple) else value
-            raise UserError(f"--{name} {shown}: {because}; drop it")
-
-
 def endpoint_fields(config: EvaluateConfig) -> dict[str, object]:
     """Return the fields of `--endpoint_body`; raises UserError if it is not a JSON object or sets what other flags set."""
-    if config.endpoint_body is None:
-        return {}
-    try:
-        fields = json.loads(config.endpoint_body)
-    except ValueError as error:
-        raise UserError(f"--endpoint_body {config.endpoint_body}: not JSON ({error})") from error
-    if not isinstance(fields, dict):
-        raise UserError(f'--endpoint_body {config.endpoint_body}: a JSON object is needed, as in {{"top_k": 20}}')
+    fields = json_object(config.endpoint_body, flag="--endpoint_body")
     for name, instead in (
         ("model", "--model"),
         ("messages", "--files"),

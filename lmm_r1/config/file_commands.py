@@ -7,33 +7,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from lmm_r1.config.declared import Positional, Within, check_ranges
+from lmm_r1.config.declared import Below, Needs, Positional, Within, check_needs, check_ranges
 from lmm_r1.config.ppo import PPODataConfig, PPODeepSpeedConfig
 from lmm_r1.config.shared import RowsConfig
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable, check_new_folder
+from lmm_r1.files.atomic import check_new_folder, check_output_file
 
 _SIZE = re.compile(r"[1-9]\d*(\.\d+)?\s*([KMGT]i?)?B", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
-    adapter: Path | None = None
+    adapter: Annotated[Path | None, Needs("!checkpoint", because="one of them is merged")] = None
     """Folder of a LoRA adapter in peft's format, such as adapter/ next to a model trained with --ds.lora.rank."""
-    checkpoint: Path | None = None
+    checkpoint: Annotated[
+        Path | None, Needs("base", because="it holds no name of the model that the run started from")
+    ] = None
     """DeepSpeed checkpoint (pickles): the folder --ckpt.path of train_sft, or _actor or _critic in that of
     train_ppo_ray."""
-    tag: str | None = None
+    tag: Annotated[str | None, Needs("checkpoint")] = None
     """Name of the checkpoint in that folder, such as global_step20; None takes the newest."""
     base: str | None = None
     """Model that the run started from, a folder or a hub name; None takes the one named by the adapter."""
     output: Path
     """Folder to write; must not exist yet or be empty."""
-    lora_alpha: Annotated[int | None, Within("[1, inf)")] = None
+    lora_alpha: Annotated[int | None, Within("[1, inf)"), Needs("checkpoint")] = None
     """--ds.lora.alpha of the run, for a DeepSpeed checkpoint with adapters; None reads it from the run's settings."""
-    use_rslora: bool = False
+    use_rslora: Annotated[bool, Needs("lora_alpha", because="without it, both are read from the run's settings")] = (
+        False
+    )
     """With --lora_alpha: the run had --ds.lora.use_rslora."""
-    run_config: Path | None = None
+    run_config: Annotated[Path | None, Needs("checkpoint")] = None
     """run_config.yaml of the run; None looks for it in the three folders above the checkpoint."""
     value_head_prefix: str = PPODeepSpeedConfig.value_head_prefix
     """Name of a critic's value head, if the config of the base does not name it."""
@@ -48,7 +52,7 @@ class MergeConfig:
     """Upload the folder to this repository on the Hugging Face Hub, OWNER/NAME."""
     private: bool = True
     """Make the repository private if it does not exist yet."""
-    trust_checkpoint: bool = False
+    trust_checkpoint: Annotated[bool, Needs("checkpoint")] = False
     """Load --checkpoint even if its files hold objects that can run code."""
     trust_remote_code: bool = False
     """Run Python code that comes with the base."""
@@ -56,20 +60,10 @@ class MergeConfig:
 
 def check_merge(config: MergeConfig) -> None:
     """Raise UserError for contradictions between flags, and for an output folder that must not be written to."""
-    if (config.adapter is None) == (config.checkpoint is None):
+    if config.adapter is None and config.checkpoint is None:
         raise UserError("give either --adapter or --checkpoint")
-    if config.checkpoint is not None and config.base is None:
-        raise UserError("--checkpoint needs --base, the model that the run started from")
-    for flag in ("tag", "lora_alpha", "run_config"):
-        if config.checkpoint is None and getattr(config, flag) is not None:
-            raise UserError(f"--{flag} belongs to --checkpoint; leave it out")
-    if config.checkpoint is None and config.trust_checkpoint:
-        raise UserError("--trust_checkpoint belongs to --checkpoint; leave it out")
     check_ranges(config)
-    if config.use_rslora and config.lora_alpha is None:
-        raise UserError(
-            "--use_rslora belongs to --lora_alpha; leave it out: without, both are read from the run's settings"
-        )
+    check_needs(config, config)
     if not _SIZE.fullmatch(config.max_shard_size):
         raise UserError(f"--max_shard_size {config.max_shard_size}: write a number and a unit, such as 5GB or 500MB")
     check_new_folder(config.output, flag="--output")
@@ -91,9 +85,9 @@ class CheckDataConfig(RowsConfig):
     """Model whose processor counts the tokens, a folder or a hub name; None leaves lengths unchecked."""
     kind: Kind | None = None
     """Kind of the rows; None detects it from the columns of the file."""
-    chosen_key: str | None = None
+    chosen_key: Annotated[str | None, Needs("kind=preference|None")] = None
     """Column of a preference with the better response; None takes `chosen`."""
-    rejected_key: str | None = None
+    rejected_key: Annotated[str | None, Needs("kind=preference|None")] = None
     """Column of a preference with the worse response; None takes `rejected`."""
     against: tuple[str, ...] = ()
     """Other row files, for example held-out ones; rows that also occur there are reported."""
@@ -102,7 +96,7 @@ class CheckDataConfig(RowsConfig):
     row's own answer."""
     max_len: Annotated[int, Within("[1, inf)")] = PPODataConfig.max_len
     """Longest sequence of the training, in tokens."""
-    max_new_tokens: Annotated[int | None, Within("[1, inf)")] = None
+    max_new_tokens: Annotated[int | None, Within("[1, inf)"), Below("max_len")] = None
     """Longest response. A prompt must leave this much room in max_len; None requires one token."""
     split: str = "train"
     """Split of a dataset that has several."""
@@ -120,18 +114,7 @@ class CheckDataConfig(RowsConfig):
 
 def check(config: CheckDataConfig) -> None:
     """Raise UserError for contradictions between flags."""
-    for flag, value in (("--chosen_key", config.chosen_key), ("--rejected_key", config.rejected_key)):
-        if value is not None and config.kind not in (None, "preference"):
-            raise UserError(
-                f"{flag} {value}: is for preferences, and --kind {config.kind} is given; leave one of them out"
-            )
     check_ranges(config)
-    if config.max_new_tokens is not None and config.max_new_tokens >= config.max_len:
-        raise UserError(
-            f"--max_new_tokens {config.max_new_tokens}: leaves no room for a prompt in --max_len {config.max_len}; "
-            "raise that, or lower this"
-        )
+    check_needs(config, config)
     if config.output is not None:
-        check_creatable(config.output, flag="--output")
-        if config.output.is_dir():
-            raise UserError(f"--output {config.output} is a folder; name a file")
+        check_output_file(config.output, flag="--output")

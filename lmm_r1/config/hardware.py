@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Literal, TypeVar
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config.checks import check_batches, model_gpus
-from lmm_r1.config.ppo import GPU_COUNTS, GROUP_ESTIMATORS, PlacedModel, PPOConfig
+from lmm_r1.config.ppo import GPU_COUNTS, GROUP_ESTIMATORS, PPOConfig
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
@@ -52,7 +53,7 @@ def sized_ppo(config: PPOConfig, *, rows: int) -> tuple[PPOConfig, str | None]:
     batch = train.batch_size or _multiple(min(MOST_SAMPLES, samples), of=[_processes(config)])
     sizes: dict[str, object] = {
         "rollout.batch_size": prompts,
-        "rollout.vllm_generate_batch_size": rollout.vllm_generate_batch_size or prompts,
+        "rollout.vllm_generate_batch_size": min(rollout.vllm_generate_batch_size or prompts, prompts),
         "train.batch_size": batch,
     }
     sized = dotted.replace(config, sizes)
@@ -135,13 +136,8 @@ def _processes(config: PPOConfig) -> int:
 logger = logging.getLogger(__name__)
 
 CPUINFO = Path("/proc/cpuinfo")
-# Names in `flags` (x86) and `Features` (ARM).
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-# Values of the variables that restrict PyTorch and oneDNN to instructions without bf16.
-LIMITS_BELOW_BF16 = {
-    "ATEN_CPU_CAPABILITY": {"default", "avx2"},
-    "ONEDNN_MAX_CPU_ISA": {"sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2", "avx512_core", "avx512_core_vnni"},
-}
+# Of x86 and ARM.
+_BF16 = re.compile(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16)\b", re.MULTILINE)
 # Device files of NVIDIA's driver, its Tegra boards, WSL, and AMD's driver.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 
@@ -156,7 +152,8 @@ def default_param_dtype(*, flag: str, uses_ray: bool = False) -> Literal["bf16",
     environment = os.environ
     if (uses_ray and environment.get("RAY_ADDRESS")) or has_gpu(environment):
         return "bf16"
-    if has_bf16_instructions(_read(CPUINFO), environment):
+    # Only Linux has the file.
+    if CPUINFO.exists() and has_bf16_instructions(CPUINFO.read_text(encoding="utf-8", errors="replace")):
         return "bf16"
     if environment.get("RANK", "0") == "0":
         logger.warning(
@@ -167,19 +164,9 @@ def default_param_dtype(*, flag: str, uses_ray: bool = False) -> Literal["bf16",
     return "fp32"
 
 
-def has_bf16_instructions(cpuinfo: str, environment: Mapping[str, str]) -> bool:
-    """Return whether PyTorch can use bf16 instructions of the processor.
-
-    Args:
-        cpuinfo: the text of /proc/cpuinfo, empty if there is none.
-        environment: whose variables may hold PyTorch and oneDNN to older instructions.
-    """
-    for name, below in LIMITS_BELOW_BF16.items():
-        if environment.get(name, "").lower() in below:
-            return False
-    lines = (line.partition(":") for line in cpuinfo.splitlines())
-    flags = next((value for name, _, value in lines if name.strip() in ("flags", "Features")), "")
-    return not BF16_FLAGS.isdisjoint(flags.split())
+def has_bf16_instructions(cpuinfo: str) -> bool:
+    """Return whether the processor of a text of /proc/cpuinfo has bf16 instructions."""
+    return _BF16.search(cpuinfo) is not None
 
 
 def has_gpu(environment: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists) -> bool:
@@ -196,14 +183,6 @@ def has_gpu(environment: Mapping[str, str], *, exists: Callable[[str], bool] = o
     except PackageNotFoundError:
         return False
     return any(exists(device) for device in GPU_DEVICES)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        # Only Linux has it.
-        return ""
 
 
 _TURNS = "let them take turns on the same ones by --train.colocate_all"
@@ -287,7 +266,7 @@ class _Share:
 
     def is_named(self, config: PPOConfig) -> bool:
         """Return whether its number of GPUs follows from the flags."""
-        by_models = any(_group(config, name).num_gpus_per_node is not None for name in self.models)
+        by_models = any(config.placed[name].num_gpus_per_node is not None for name in self.models)
         return by_models or (not self.models and config.vllm.num_engines is not None)
 
     def named(self, config: PPOConfig, *, node: int) -> tuple[int, int] | None:
@@ -297,7 +276,7 @@ class _Share:
             node: GPUs of a machine if only the number of machines is set.
         """
         for name in self.models:
-            group = _group(config, name)
+            group = config.placed[name]
             if group.num_gpus_per_node is not None:
                 return group.num_nodes or 1, group.num_gpus_per_node
             if group.num_nodes is not None:
@@ -383,24 +362,18 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
     shapes |= {share: shape(size, node=node) for share, size in sizes.items()}
     for share, (nodes, gpus) in shapes.items():
         for name in share.models:
-            group = _group(config, name)
+            group = config.placed[name]
             counts = {"num_nodes": (group.num_nodes, nodes), "num_gpus_per_node": (group.num_gpus_per_node, gpus)}
             settings |= {f"{name}.{flag}": filled for flag, (given, filled) in counts.items() if given is None}
         if share.engines and config.vllm.num_engines is None:
             settings["vllm.num_engines"] = max(1, nodes * gpus // config.vllm.tensor_parallel_size)
+    divided = ", ".join(f"{share} {nodes * gpus}" for share, (nodes, gpus) in shapes.items())
     if shared:
-        logger.warning(
-            "GPUs: %s; %s, too few for groups of their own, so that they take turns on them (--train.colocate_all)",
-            ", ".join(f"{share} {nodes * gpus}" for share, (nodes, gpus) in shapes.items()),
-            offer.told,
-        )
+        because = "too few for groups of their own, so that they take turns on them (--train.colocate_all)"
+        logger.warning("GPUs: %s; %s, %s", divided, offer.told, because)
     elif sizes and offer.per_node:
-        divided = ", ".join(f"{share} {nodes * gpus}" for share, (nodes, gpus) in shapes.items())
-        logger.warning(
-            "GPUs: %s; %s, which --actor.num_gpus_per_node, --vllm.num_engines and so on divide otherwise",
-            divided,
-            offer.told,
-        )
+        otherwise = "which --actor.num_gpus_per_node, --vllm.num_engines and so on divide otherwise"
+        logger.warning("GPUs: %s; %s, %s", divided, offer.told, otherwise)
     return settings
 
 
@@ -456,11 +429,7 @@ def _divided(config: PPOConfig, shares: Sequence[_Share], offer: Offer, *, taken
 def _shares(config: PPOConfig) -> list[_Share]:
     """Return who has GPUs of their own, the policy's first."""
     train = config.train
-    models = ["actor"]
-    if config.needs_reference_model:
-        models.append("ref")
-    models += ["critic"] if config.critic.model_name_or_path else []
-    models += ["reward"] if config.reward.model_name_or_path else []
+    models = list(config.placed)
     pair = ("critic", "reward") if train.colocate_critic_reward else ()
     if train.colocate_all:
         together = tuple(name for name in models if name not in pair)
@@ -474,14 +443,4 @@ def _shares(config: PPOConfig) -> list[_Share]:
 
 
 def _size(config: PPOConfig, share: _Share) -> int:
-    return _group(config, share.models[0]).gpus if share.models else config.vllm.gpus
-
-
-def _group(config: PPOConfig, name: str) -> PlacedModel:
-    groups: dict[str, PlacedModel] = {
-        "actor": config.actor,
-        "ref": config.ref,
-        "critic": config.critic,
-        "reward": config.reward,
-    }
-    return groups[name]
+    return config.placed[share.models[0]].gpus if share.models else config.vllm.gpus

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from lmm_r1.config.declared import Below, Needs, Within
+from lmm_r1.config.declared import Below, JsonText, Needs, Within
 from lmm_r1.config.rl_models import CLIP_RANGES as CLIP_RANGES
 from lmm_r1.config.rl_models import CONSTANT as CONSTANT
 from lmm_r1.config.rl_models import DEFAULT_VERIFIER as DEFAULT_VERIFIER
@@ -24,15 +24,13 @@ from lmm_r1.config.shared import (
     DataConfig,
     DeepSpeedConfig,
     EvalConfig,
-    Example,
     FirstHelp,
-    JsonText,
     LoggerConfig,
     SpeculationFlags,
     ThoughtConfig,
     TrainConfig,
     WandbConfig,
-    named_after_the_minute,
+    minute_name,
 )
 from lmm_r1.dotted import FIXED
 from lmm_r1.files.user_code import UserFunction
@@ -147,7 +145,7 @@ class RolloutConfig:
     """Generate max_new_tokens for every response and ignore end tokens; for speed measurements."""
     micro_batch_size: Annotated[int, Within("[1, inf)"), Needs("train.dynamic_batch_enable=False", warns=True)] = 1
     """Samples in one forward pass for log-probs on one GPU; rounded up to whole groups with shared prefixes."""
-    vllm_generate_batch_size: Annotated[int | None, Within("[1, inf)")] = None
+    vllm_generate_batch_size: Annotated[int | None, Within("[1, inf)"), Below(".batch_size", or_equal=True)] = None
     """Maximum number of prompts in all engines at one time; None is batch_size."""
     max_tokens_per_gpu: Annotated[
         int | None, Within("[1, inf)"), Needs("train.dynamic_batch_enable or train.shared_prefix_enable", warns=True)
@@ -330,7 +328,9 @@ class PPOLoggerConfig(LoggerConfig):
     rollouts_per_step: Annotated[int, Within("[0, inf)")] = 8
     """Rollouts written to rollouts.jsonl and sent to the trackers per step, in whole groups and at least one; 0 writes
     none."""
-    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("ppo", project="openrlhf_train_ppo"))
+    wandb: WandbConfig = field(
+        default_factory=lambda: WandbConfig(project="openrlhf_train_ppo", run_name=minute_name("ppo"))
+    )
     """Weights & Biases."""
 
     @property
@@ -344,35 +344,19 @@ class PPOConfig:
     """Settings of one reinforcement-learning stage."""
 
     first_help: ClassVar[FirstHelp] = FirstHelp(
-        examples=(
-            Example(
-                what="GRPO on rows with answers, which the math verifier judges",
-                arguments="--actor.model_name_or_path models/vlm-3b --data.prompt_dataset rows.jsonl"
-                " --algo.advantage.estimator group_norm --ckpt.output_dir runs/grpo",
-            ),
-            Example(
-                what="A reward of your own; policy, reference and engines take turns on the GPUs",
-                arguments="--actor.model_name_or_path models/vlm-3b"
-                " --data.prompt_dataset rows.jsonl --reward rewards.py --train.colocate_all --ckpt.output_dir runs/own",
-            ),
-            Example(
-                what="The settings of a stage of LMM-R1, some of them changed",
-                arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
-                " --actor.model_name_or_path models/vlm-3b --data.prompt_dataset rows.jsonl --actor.adam.lr 5e-7",
-            ),
-        ),
-        flags=(
-            "actor.model_name_or_path",
-            "data.prompt_dataset",
-            "reward.remote_url",
-            "eval.dataset",
-            "train.num_episodes",
-            "rollout.n_samples_per_prompt",
-            "rollout.max_new_tokens",
-            "data.max_len",
-            "actor.adam.lr",
-            "ds.lora.rank",
-        ),
+        text="""
+        # GRPO on rows with answers, which the math verifier judges
+        --actor.model_name_or_path models/vlm-3b --data.prompt_dataset rows.jsonl --algo.advantage.estimator group_norm
+        --ckpt.output_dir runs/grpo
+        # A reward of your own; policy, reference and engines take turns on the GPUs
+        --actor.model_name_or_path models/vlm-3b --data.prompt_dataset rows.jsonl --reward rewards.py
+        --train.colocate_all --ckpt.output_dir runs/own
+        # The settings of a stage of LMM-R1, some of them changed
+        --config examples/scripts/lmm_r1/configs/fre_text.yaml --actor.model_name_or_path models/vlm-3b
+        --data.prompt_dataset rows.jsonl --actor.adam.lr 5e-7
+        """,
+        flags="actor.model_name_or_path data.prompt_dataset reward.remote_url eval.dataset train.num_episodes "
+        "rollout.n_samples_per_prompt rollout.max_new_tokens data.max_len actor.adam.lr ds.lora.rank",
     )
 
     actor: ActorConfig = field(default_factory=ActorConfig)
@@ -404,6 +388,18 @@ class PPOConfig:
     logger: PPOLoggerConfig = field(default_factory=PPOLoggerConfig)
     """Logs."""
     local_rank: Annotated[int, FIXED] = -1
+
+    @property
+    def placed(self) -> dict[str, PlacedModel]:
+        """The models of the run by their groups of flags, the policy first."""
+        found: dict[str, PlacedModel] = {"actor": self.actor}
+        if self.needs_reference_model:
+            found["ref"] = self.ref
+        if self.critic.model_name_or_path:
+            found["critic"] = self.critic
+        if self.reward.model_name_or_path:
+            found["reward"] = self.reward
+        return found
 
     @property
     def refers_to_base(self) -> bool:

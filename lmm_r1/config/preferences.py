@@ -11,11 +11,11 @@ from lmm_r1.config.shared import (
     EvalConfig,
     FirstHelp,
     LoggerConfig,
-    WandbConfig,
-    named_after_the_minute,
+    TrainedModelConfig,
+    logged_as,
     supervised_help,
 )
-from lmm_r1.config.supervised import SupervisedConfig, SupervisedDataConfig, SupervisedTrainConfig, TrainedModelConfig
+from lmm_r1.config.supervised import SupervisedConfig, SupervisedDataConfig, SupervisedTrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,11 @@ class DPOModelConfig(TrainedModelConfig):
 class DPORefConfig:
     model_name_or_path: str | None = None
     """The frozen reference model; None takes the initial model."""
-    offload: Annotated[bool, Needs("ds.zero_stage=3")] = False
+    offload: Annotated[
+        bool,
+        Needs("ds.zero_stage=3"),
+        Needs("ds.lora.rank=0 or .model_name_or_path", because="no second model is loaded as reference"),
+    ] = False
     """Keep the reference model in CPU memory; needs --ds.zero_stage 3."""
 
 
@@ -72,26 +76,20 @@ class DPOEvalConfig(EvalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOLoggerConfig(LoggerConfig):
-    stage_name: str = "dpo"
-    """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("exp", project="openrlhf_train_dpo"))
-    """Weights & Biases."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class DPOConfig(SupervisedConfig):
     """Settings of one stage that trains on pairs of responses."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        {
-            "Train on pairs of a chosen and a rejected response": "--ckpt.output_dir runs/dpo",
-            "Train adapters, for which no second model is loaded as reference": "--ds.lora.rank 16"
-            " --ckpt.output_dir runs/lora",
-            "SimPO, which has no reference": "--model.simpo_enable --model.beta 2 --ckpt.output_dir runs/simpo",
-        },
+        """
+        # Train on pairs of a chosen and a rejected response
+        --ckpt.output_dir runs/dpo
+        # Train adapters, for which no second model is loaded as reference
+        --ds.lora.rank 16 --ckpt.output_dir runs/lora
+        # SimPO, which has no reference
+        --model.simpo_enable --model.beta 2 --ckpt.output_dir runs/simpo
+        """,
         rows="pairs.jsonl",
-        flags=("model.beta", "ds.lora.rank"),
+        flags="model.beta ds.lora.rank",
     )
 
     full_lr: ClassVar[float] = 1e-5
@@ -106,7 +104,7 @@ class DPOConfig(SupervisedConfig):
     """The reference model."""
     eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
     """Evaluation during training."""
-    logger: DPOLoggerConfig = field(default_factory=DPOLoggerConfig)
+    logger: LoggerConfig = field(default_factory=lambda: logged_as("dpo", run="exp"))
     """Logs."""
 
     @property
@@ -152,26 +150,20 @@ class RMDeepSpeedConfig(DeepSpeedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMLoggerConfig(LoggerConfig):
-    stage_name: str = "rm"
-    """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("rm", project="openrlhf_train_rm"))
-    """Weights & Biases."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RMConfig(SupervisedConfig):
     """Settings of one stage that trains a reward model on pairs of responses."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        {
-            "Train on pairs: which response is better": "--ckpt.output_dir runs/rm",
-            "Train on the scores of the rows' responses": "--model.loss_type regression --ckpt.output_dir runs/scores",
-            "Train adapters, and report how many held-out pairs are ranked correctly": "--ds.lora.rank 16"
-            " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
-        },
+        """
+        # Train on pairs: which response is better
+        --ckpt.output_dir runs/rm
+        # Train on the scores of the rows' responses
+        --model.loss_type regression --ckpt.output_dir runs/scores
+        # Train adapters, and report how many held-out pairs are ranked correctly
+        --ds.lora.rank 16 --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora
+        """,
         rows="pairs.jsonl",
-        flags=("model.loss_type", "ds.lora.rank"),
+        flags="model.loss_type ds.lora.rank",
     )
 
     full_lr: ClassVar[float] = 9e-6
@@ -184,5 +176,5 @@ class RMConfig(SupervisedConfig):
     """The training loop."""
     ds: RMDeepSpeedConfig = field(default_factory=RMDeepSpeedConfig)
     """DeepSpeed."""
-    logger: RMLoggerConfig = field(default_factory=RMLoggerConfig)
+    logger: LoggerConfig = field(default_factory=lambda: logged_as("rm"))
     """Logs."""

@@ -399,13 +399,13 @@ def check_not_hidden(config: PPOConfig | SupervisedConfig) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return by flag what decides what a run learns, as JSON would give it back, with secrets hidden."""
     return {
-        flag: hidden_settings(_as_json(dotted.get(config, flag)), name=flag)
+        flag: hidden_settings(_plain(dotted.get(config, flag)), name=flag)
         for flag in dotted.leaf_types(type(config))
         # Earlier versions wrote a number for an open flag without effect.
         if not is_free(flag) and (dotted.get(config, flag) is not None or has_effect(flag, config))
@@ -416,7 +416,3 @@ def is_free(flag: str) -> bool:
     """Return whether a stopped run may resume with another value of the flag."""
     name = flag.rpartition(".")[2]
     return any(flag.startswith(free) if free.endswith(".") else free in (flag, f".{name}") for free in _FREE)
-
-
-def _as_json(value: object) -> object:
-    return [_as_json(inner) for inner in value] if isinstance(value, tuple) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from lmm_r1.config.declared import json_object
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
 from lmm_r1.data.messages import NO_PROMPT
 from lmm_r1.errors import UserError
@@ -74,7 +74,7 @@ def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:
             f"--reward.request_fields {' '.join(reward.request_fields)} is for requests to a reward server, and "
             f"--reward.remote_url {spec} asks none; leave it out"
         )
-    arguments = _arguments(reward.function_kwargs)
+    arguments = json_object(reward.function_kwargs, flag="--reward.function_kwargs")
     own = RewardFunction(arguments=arguments, score_key=reward.score_key, deadline_s=reward.deadline_s)
     return tuple(own.of(source) for source in sources)
 
@@ -170,18 +170,6 @@ def columns_of(rewards: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one for spec in rewards for one in (*reward_sources(spec), spec)))
 
 
-def _arguments(text: str | None) -> Mapping[str, object]:
-    if text is None:
-        return {}
-    try:
-        arguments = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"--reward.function_kwargs {text} is no JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise UserError(f"--reward.function_kwargs {text} must be a JSON object, such as '{{\"weight\": 0.1}}'")
-    return arguments
-
-
 def format_prompt(config: PPOConfig) -> str | None:
     """Return the shipped system prompt for the format that a run's rewards pay, by themselves or by `--reward.part_weights`.
 
@@ -272,8 +260,7 @@ BETWEEN_FACTORS = "*"
 WEIGHT_PREFIX = "part_weight/"
 """Prefix of the metrics with the weights of a step."""
 Shape: TypeAlias = Literal["linear", "cosine", "step"]
-_SCHEDULE = ("from", "to", "steps")
-_KEYS = ("weight", *_SCHEDULE, "shape", "at_most")
+_SCHEDULE = {"from", "to", "steps"}
 _EXAMPLE = '{"format": 0.5, "tool_calls": {"from": 0.2, "to": 0, "steps": 100}}'
 
 
@@ -326,14 +313,7 @@ class PartWeight:
 
 def part_weights(reward: RewardConfig) -> tuple[PartWeight, ...]:
     """Return the weights of `--reward.part_weights` in its order; raises UserError for what is none."""
-    if reward.part_weights is None:
-        return ()
-    try:
-        given = json.loads(reward.part_weights, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{FLAG} {reward.part_weights} is no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise UserError(f"{FLAG} {reward.part_weights} must be a JSON object, such as '{_EXAMPLE}'")
+    given = json_object(reward.part_weights, flag=FLAG)
     weights = tuple(_part_weight(name, value) for name, value in given.items())
     known: dict[tuple[str, ...], str] = {}
     for weight in weights:
@@ -343,60 +323,33 @@ def part_weights(reward: RewardConfig) -> tuple[PartWeight, ...]:
     return weights
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object; json itself would keep the last of two values of one name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise UserError(f"{FLAG} gives {', '.join(twice)} twice; leave one out")
-    return found
-
-
 def _part_weight(name: str, value: object) -> PartWeight:
     factors = tuple(factor.strip() for factor in name.split(BETWEEN_FACTORS))
     if not all(factors):
         raise UserError(f"{FLAG} names the part {name!r}; write a name, or a product such as 'accuracy * used_tool'")
-    if not isinstance(value, dict):
-        weight = _number(value, where=repr(name))
-        return PartWeight(name=name, factors=factors, start=weight, end=weight)
-    if unknown := [key for key in value if key not in _KEYS]:
-        raise UserError(f"{FLAG} {name!r} has the unknown key {unknown[0]!r}; the keys are {', '.join(_KEYS)}")
-    at_most = _number(value["at_most"], where=f"{name!r}, at_most") if "at_most" in value else math.inf
-    if "weight" in value:
-        if beside := [key for key in (*_SCHEDULE, "shape") if key in value]:
-            raise UserError(f"{FLAG} {name!r} has weight and {', '.join(beside)}; give a constant or a schedule")
-        weight = _number(value["weight"], where=f"{name!r}, weight")
-        return PartWeight(name=name, factors=factors, start=weight, end=weight, at_most=at_most)
-    if missing := [key for key in _SCHEDULE if key not in value]:
-        raise UserError(f"{FLAG} {name!r} lacks {', '.join(missing)}; give a number, or for example {_EXAMPLE}")
+    given: dict[str, Any] = value if isinstance(value, dict) else {"weight": value}
+    needed, others = ({"weight"}, {"at_most"}) if "weight" in given else (_SCHEDULE, {"shape", "at_most"})
+    if not needed <= given.keys() <= needed | others:
+        raise UserError(
+            f"{FLAG} {name!r} has the keys {', '.join(given) or 'of no weight'}; give a number, weight with or without "
+            f"at_most, or a schedule, for example {_EXAMPLE}"
+        )
+    shape = given.get("shape", PartWeight.shape)
+    if shape not in get_args(Shape):
+        raise UserError(f"{FLAG} {name!r}, shape: {shape!r} is none of {', '.join(get_args(Shape))}")
+    numbers = {key: number for key, number in given.items() if key != "shape"}
+    for key, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise UserError(f"{FLAG} {name!r}, {key}: {number!r} is no finite number; give one, such as 0.5")
+    steps = numbers.get("steps", 1)
+    if steps < 1 or steps % 1:
+        raise UserError(f"{FLAG} {name!r}, steps: {steps!r} must be a whole number from 1 up")
     return PartWeight(
         name=name,
         factors=factors,
-        start=_number(value["from"], where=f"{name!r}, from"),
-        end=_number(value["to"], where=f"{name!r}, to"),
-        steps=_steps(value["steps"], name=name),
-        shape=_shape(value.get("shape"), name=name),
-        at_most=at_most,
+        start=float(numbers["weight" if "weight" in numbers else "from"]),
+        end=float(numbers["weight" if "weight" in numbers else "to"]),
+        steps=int(steps),
+        shape=shape,
+        at_most=float(numbers.get("at_most", math.inf)),
     )
-
-
-def _number(value: object, *, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"{FLAG} {where}: {value!r} is no finite number, and a weight is one, such as 0.5")
-    return float(value)
-
-
-def _steps(value: object, *, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{FLAG} {name!r}, steps: {value!r} must be a whole number from 1 up")
-    return value
-
-
-def _shape(value: object, *, name: str) -> Shape:
-    if value is None:
-        return PartWeight.shape
-    for shape in get_args(Shape):
-        if value == shape:
-            return shape
-    raise UserError(f"{FLAG} {name!r}, shape: {value!r} is none of {', '.join(get_args(Shape))}")

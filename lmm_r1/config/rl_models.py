@@ -3,14 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from lmm_r1.config.declared import Below, Needs, Within
-from lmm_r1.config.shared import (
-    REENTRANT,
-    AdamConfig,
-    JsonText,
-    MuonConfig,
-    OptimizerConfig,
-)
+from lmm_r1.config.declared import Below, JsonText, Needs, Within
+from lmm_r1.config.shared import AdamConfig, MuonConfig, OptimizerConfig, TrainedModelConfig
 from lmm_r1.dotted import FIXED
 from lmm_r1.files.user_code import UserFunction
 
@@ -81,27 +75,11 @@ class PlacedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorConfig(OptimizerConfig, PlacedModel):
-    model_name_or_path: str | None = None
-    """The model to train: a folder or a name on the Hugging Face Hub."""
+class ActorConfig(OptimizerConfig, PlacedModel, TrainedModelConfig):
     num_nodes: Annotated[int | None, Within("[1, inf)")] = None
     """Machines that train the policy; None is computed from its GPUs."""
     num_gpus_per_node: Annotated[int | None, Within("[1, inf)")] = None
     """GPUs per machine that train the policy. None takes its share of all GPUs, or one rank on a CPU."""
-    gradient_checkpointing_enable: bool | None = None
-    """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
-    requires, and on a CPU only if the run would not fit otherwise."""
-    gradient_checkpointing_layers: Annotated[
-        int | None, Within("[1, inf)"), Needs(".gradient_checkpointing_enable")
-    ] = None
-    """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
-    with the flag above."""
-    gradient_checkpointing_reentrant: Annotated[bool, Needs(".gradient_checkpointing_enable=True|None")] = False
-    """Use PyTorch's reentrant checkpointing."""
-    freeze_visual_encoder: bool = False
-    """Freeze the vision tower of policy and critic and train only the language model."""
-    freeze_prefix: tuple[str, ...] = ()
-    """Freeze weights of policy and critic whose names begin with one of these: `model.visual. lm_head.`."""
     eps_clip: Annotated[float | None, Within("[0, inf)"), Needs(".policy_loss_type!=sapo")] = None
     """Clip range of ratios on both sides of 1; None is 0.2, and gspo's and cispo's own with these losses."""
     eps_clip_low_high: Annotated[tuple[float, float] | None, Within("[0, inf]")] = None
@@ -126,8 +104,6 @@ class ActorConfig(OptimizerConfig, PlacedModel):
     loss_agg_length: Annotated[int | None, Within("[1, inf)"), Needs(".loss_agg_mode=seq-mean-token-sum-norm")] = None
     """Divisor of each sequence's sum in seq-mean-token-sum-norm. None is rollout.max_new_tokens, or data.max_len if
     that is not set or the run plays episodes."""
-    aux_loss_coef: Annotated[float, Within("[0, inf)"), REENTRANT] = 0.0
-    """Weight of the load-balancing loss of a mixture of experts."""
     entropy_coef: Annotated[float | None, Within("(-inf, inf)")] = None
     """Weight of the entropy bonus. 0 only logs the entropy; None does neither."""
 

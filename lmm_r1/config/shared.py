@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NewType, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from lmm_r1 import dotted
 from lmm_r1.config.declared import Below, Needs, Within
 from lmm_r1.data.messages import NO_PROMPT, BadRows
 from lmm_r1.dotted import FIXED
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import UserFunction
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 # A value with one of these suffixes and without a blank is a file name, not a text.
 _TEXT_FILES = (".txt", ".md", ".jinja", ".jinja2", ".j2")
@@ -71,9 +66,13 @@ class RowsConfig(RowReadingConfig):
     """Column with the right answer; None takes the format's, `answer` or `solution`."""
 
 
+OWN_ENGINE = Needs("!endpoint or checkpoints", because="an endpoint has an engine of its own")
+"""What flags of an engine need in an evaluation."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OverlongFlags:
-    overlong_images: Literal["scale", "keep"] = "scale"
+    overlong_images: Annotated[Literal["scale", "keep"], OWN_ENGINE] = "scale"
     """What to do with images by which a prompt is too long: scale them down until it leaves room for a response, or
     keep them as they are. Only for kits that count an image's tokens by its size, and not in episodes."""
 
@@ -105,8 +104,6 @@ def text_given(value: str | None, *, flag: str) -> str | None:
 TrackerName = Literal["tensorboard", "wandb"]
 RUNS = "runs"
 """The folder for output that no flag names a place for."""
-JsonText = NewType("JsonText", str)
-"""A JSON object as text; in a YAML file it may also be a mapping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +133,6 @@ class AdamConfig:
 ONE_TEMPLATE = Needs(".apply_chat_template=False", because="both write the text around a prompt")
 PROMPT_COLUMN = Needs(
     ".output_key or .prompt_key or .prompt_dataset", because="the text is for a prompt in a column of its own"
-)
-REENTRANT = Needs(
-    ".gradient_checkpointing_reentrant=False", because="no gradient of the load-balancing loss would reach the routers"
 )
 _FOUR_BITS = "a layer in 4 bits cannot be split"
 _VALUE_HEAD = "it would split the value head"
@@ -236,7 +230,11 @@ class DeepSpeedConfig:
     """Keep the optimizer state in CPU memory; None does so only if the run would not fit otherwise."""
     zpg: Annotated[int, Within("[1, inf)"), Needs(".zero_stage=3")] = 1
     """ZeRO++ secondary partition: number of GPUs that share one copy of the weights."""
-    grad_accum_dtype: str = "fp32"
+    grad_accum_dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"],
+        Needs(".param_dtype=bf16", when="bf16", because="only fp32 may differ from the precision of the weights"),
+        Needs(".param_dtype=fp16", when="fp16", because="only fp32 may differ from the precision of the weights"),
+    ] = "fp32"
     """Precision in which gradients are accumulated: fp32, or the same as ds.param_dtype."""
     overlap_comm: Annotated[bool, Needs(".zero_stage!=0")] = False
     """Overlap gradient communication with the backward pass."""
@@ -276,6 +274,35 @@ class DeepSpeedConfig:
     caches nothing."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """LoRA: train small adapters and freeze all other weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModelConfig:
+    model_name_or_path: str | None = None
+    """The model to train: a folder or a name on the Hugging Face Hub."""
+    gradient_checkpointing_enable: bool | None = None
+    """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
+    requires, and on a CPU only if the run would not fit otherwise."""
+    gradient_checkpointing_layers: Annotated[
+        int | None, Within("[1, inf)"), Needs(".gradient_checkpointing_enable")
+    ] = None
+    """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
+    with the flag above."""
+    gradient_checkpointing_reentrant: Annotated[bool, Needs(".gradient_checkpointing_enable=True|None")] = False
+    """Use PyTorch's reentrant checkpointing."""
+    aux_loss_coef: Annotated[
+        float,
+        Within("[0, inf)"),
+        Needs(
+            ".gradient_checkpointing_reentrant=False",
+            because="no gradient of the load-balancing loss would reach the routers",
+        ),
+    ] = 0.0
+    """Weight of the load-balancing loss of a mixture of experts."""
+    freeze_visual_encoder: bool = False
+    """Freeze the vision tower and its projector, in RL also the critic's, and train only the language model."""
+    freeze_prefix: tuple[str, ...] = ()
+    """Freeze weights, in RL also the critic's, whose names begin with one of these: `model.visual. lm_head.`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,11 +378,6 @@ class WandbConfig:
     """Name of the run, in every tracker."""
 
 
-def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
-    """Return the defaults of a run of `kind`, such as "ppo": it is named after when its flags are read, as in OpenRLHF."""
-    return WandbConfig(project=project, run_name=f"{kind}_{datetime.now():%m%dT%H:%M}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     stage_name: str
@@ -369,6 +391,21 @@ class LoggerConfig:
     """Folder for TensorBoard, which also turns the tracker on; None is in the run folder."""
     wandb: WandbConfig
     """Weights & Biases."""
+
+
+def logged_as(stage: str, *, run: str | None = None) -> LoggerConfig:
+    """Return the defaults of a supervised stage, whose run is named as `minute_name` does.
+
+    Args:
+        run: the beginning of its name; None takes the stage.
+    """
+    wandb = WandbConfig(project=f"openrlhf_train_{stage}", run_name=minute_name(run or stage))
+    return LoggerConfig(stage_name=stage, wandb=wandb)
+
+
+def minute_name(kind: str) -> str:
+    """Return the name of a run of `kind`, such as "ppo", by the time at which its flags are read, as in OpenRLHF."""
+    return f"{kind}_{datetime.now():%m%dT%H:%M}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,45 +450,37 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
-    """A command line that works as it is."""
-
-    what: str
-    """What it does, in a line."""
-    arguments: str
-    """What follows the command's name, as in a shell."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class FirstHelp:
     """Three examples and the ten most used flags."""
 
-    examples: tuple[Example, Example, Example]
-    flags: tuple[str, ...]
+    text: str
+    """For each example a line with what it does, after a number sign, and below it what follows the command's name."""
+    flags: str
     """Dotted names, in the order in which they are shown."""
 
+    @property
+    def examples(self) -> dict[str, str]:
+        """The arguments of each example, in one line, by what it does."""
+        parts = (part.partition("\n") for part in self.text.split("# ")[1:])
+        return {what: " ".join(arguments.split()) for what, _, arguments in parts}
 
-# The flags in the first help of every supervised trainer.
-SUPERVISED_FLAGS = (
-    *("model.model_name_or_path", "data.dataset", "data.max_len", "ckpt.output_dir", "adam.lr", "train.max_epochs"),
-    *("train.batch_size", "eval.dataset"),
-)
 
-
-def supervised_help(examples: Mapping[str, str], *, rows: str, flags: tuple[str, str]) -> FirstHelp:
+def supervised_help(text: str, *, rows: str, flags: str) -> FirstHelp:
     """Return the first help of a trainer that learns from rows.
 
     Args:
-        examples: by what they do, the arguments of three, after the model and the rows.
+        text: as in `FirstHelp`, without the flags of model and rows.
         flags: two flags of this trainer, in addition to those of all trainers.
     """
-    given = f"--model.model_name_or_path models/vlm-3b --data.dataset {rows} "
-    first, second, third = (Example(what=what, arguments=given + rest) for what, rest in examples.items())
-    return FirstHelp(examples=(first, second, third), flags=(*SUPERVISED_FLAGS, *flags))
-
-
-# vLLM's rejection sampler asserts it.
-MOST_TOKENS = 128
+    shared = (
+        "model.model_name_or_path data.dataset data.max_len ckpt.output_dir adam.lr train.max_epochs train.batch_size"
+    )
+    parts = (part.partition("\n") for part in text.split("# ")[1:])
+    given = f"--model.model_name_or_path models/vlm-3b --data.dataset {rows}"
+    return FirstHelp(
+        text="".join(f"# {what}\n{given} {arguments}" for what, _, arguments in parts),
+        flags=f"{shared} eval.dataset {flags}",
+    )
 
 
 # Length of the n-gram to look up. vLLM's default of 5 finds little in short responses, and 1 guesses at random.
@@ -468,7 +497,13 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationFlags:
-    speculative_tokens: Annotated[int, Within(f"[0, {MOST_TOKENS}]")] = 0
+    speculative_tokens: Annotated[
+        int,
+        Within("[0, 128]"),
+        OWN_ENGINE,
+        Needs("backend=vllm|None", because="only vLLM guesses tokens"),
+        Needs("eval_task=generate_vllm|None", because="only vLLM guesses tokens"),
+    ] = 0
     """Tokens that vLLM guesses ahead of each response from its prompt and previous tokens, and that the model verifies
     in one pass. The distribution of samples stays the same. 0 guesses none."""
 
@@ -478,27 +513,3 @@ class SpeculationFlags:
         if not self.speculative_tokens:
             return None
         return Speculation(tokens=self.speculative_tokens)
-
-
-def check_least(config: DataclassInstance, *flags: str, least: int = 1, prefix: str = "--") -> None:
-    """Raise UserError for the first of the flags, by dotted names, that is below a number; None is open."""
-    for flag in flags:
-        value = dotted.get(config, flag)
-        if isinstance(value, int | float) and value < least:
-            raise UserError(f"{prefix}{flag} {value:g} must be at least {least}")
-
-
-def check_speculation(flags: SpeculationFlags, *, prefix: str = "", other_engine: str | None = None) -> None:
-    """Raise UserError for impossible settings of speculative decoding.
-
-    Args:
-        prefix: prefix of the flags' names.
-        other_engine: flag and value of an engine other than vLLM.
-    """
-    if flags.speculative_tokens == 0:
-        return
-    if other_engine is not None:
-        raise UserError(
-            f"--{prefix}speculative_tokens {flags.speculative_tokens} has vLLM guess tokens, and {other_engine} generates "
-            "without it; leave it out"
-        )

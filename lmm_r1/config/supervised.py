@@ -9,7 +9,6 @@ from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
     ONE_TEMPLATE,
     PROMPT_COLUMN,
-    REENTRANT,
     CheckpointConfig,
     DataConfig,
     DeepSpeedConfig,
@@ -20,32 +19,10 @@ from lmm_r1.config.shared import (
     RowReadingConfig,
     SequenceConfig,
     TrainConfig,
-    WandbConfig,
-    named_after_the_minute,
+    TrainedModelConfig,
+    logged_as,
     supervised_help,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedModelConfig:
-    model_name_or_path: str | None = None
-    """The model to train: a folder or a name on the Hugging Face Hub."""
-    gradient_checkpointing_enable: bool | None = None
-    """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
-    requires, and on a CPU only if the run would not fit otherwise."""
-    gradient_checkpointing_layers: Annotated[
-        int | None, Within("[1, inf)"), Needs(".gradient_checkpointing_enable")
-    ] = None
-    """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
-    with the flag above."""
-    gradient_checkpointing_reentrant: Annotated[bool, Needs(".gradient_checkpointing_enable=True|None")] = False
-    """Use PyTorch's reentrant checkpointing."""
-    aux_loss_coef: Annotated[float, Within("[0, inf)"), REENTRANT] = 0.0
-    """Weight of the load-balancing loss of a mixture of experts."""
-    freeze_visual_encoder: bool = False
-    """Freeze the vision tower and its projector and train only the language model."""
-    freeze_prefix: tuple[str, ...] = ()
-    """Freeze weights whose names begin with one of these: `model.visual. lm_head.`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,27 +110,21 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTLoggerConfig(LoggerConfig):
-    stage_name: str = "sft"
-    """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("sft", project="openrlhf_train_sft"))
-    """Weights & Biases."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(SupervisedConfig):
     """Settings of one supervised stage."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        {
-            "Train on the responses in a file of conversations": "--ckpt.output_dir runs/sft",
-            "Train adapters instead of all weights, and measure a held-out file": "--ds.lora.rank 16"
-            " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
-            "Take the settings from a file, some of them changed": "--adam.lr 1e-5"
-            " --config examples/scripts/lmm_r1/configs/cold_start.yaml",
-        },
+        """
+        # Train on the responses in a file of conversations
+        --ckpt.output_dir runs/sft
+        # Train adapters instead of all weights, and measure a held-out file
+        --ds.lora.rank 16 --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora
+        # Take the settings from a file, some of them changed
+        --adam.lr 1e-5 --config examples/scripts/lmm_r1/configs/cold_start.yaml
+        """,
         rows="rows.jsonl",
-        flags=("train.micro_batch_size", "ds.lora.rank"),
+        flags="train.micro_batch_size ds.lora.rank",
     )
 
     full_lr: ClassVar[float] = 5e-6
@@ -164,7 +135,7 @@ class SFTConfig(SupervisedConfig):
     """Rows."""
     train: SFTTrainConfig = field(default_factory=SFTTrainConfig)
     """The training loop."""
-    logger: SFTLoggerConfig = field(default_factory=SFTLoggerConfig)
+    logger: LoggerConfig = field(default_factory=lambda: logged_as("sft"))
     """Logs."""
 
 
@@ -194,33 +165,27 @@ class TeacherConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KDLoggerConfig(SFTLoggerConfig):
-    stage_name: str = "kd"
-    """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("kd", project="openrlhf_train_kd"))
-    """Weights & Biases."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class KDConfig(SFTConfig):
     """Settings of one stage that trains on a teacher's token distributions."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
-        {
-            "Train on a larger model's distributions over the rows": "--teacher.model_name_or_path models/vlm-7b"
-            " --ckpt.output_dir runs/kd",
-            "The reverse KL": "--teacher.model_name_or_path models/vlm-7b --model.kd_loss reverse_kl"
-            " --ckpt.output_dir runs/reverse",
-            "Longer sequences without padding, evaluated each 50 updates": "--teacher.model_name_or_path models/vlm-7b"
-            " --data.max_len 8192 --ds.packing_samples --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/kd",
-        },
+        """
+        # Train on a larger model's distributions over the rows
+        --teacher.model_name_or_path models/vlm-7b --ckpt.output_dir runs/kd
+        # The reverse KL
+        --teacher.model_name_or_path models/vlm-7b --model.kd_loss reverse_kl --ckpt.output_dir runs/reverse
+        # Longer sequences without padding, evaluated each 50 updates
+        --teacher.model_name_or_path models/vlm-7b --data.max_len 8192 --ds.packing_samples --eval.dataset held_out.jsonl
+        --eval.steps 50 --ckpt.output_dir runs/kd
+        """,
         rows="rows.jsonl",
-        flags=("teacher.model_name_or_path", "model.kd_loss"),
+        flags="teacher.model_name_or_path model.kd_loss",
     )
 
     model: KDModelConfig = field(default_factory=KDModelConfig)
     """The student and the loss."""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     """The teacher."""
-    logger: KDLoggerConfig = field(default_factory=KDLoggerConfig)
+    logger: LoggerConfig = field(default_factory=lambda: logged_as("kd"))
     """Logs."""

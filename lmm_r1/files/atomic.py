@@ -116,6 +116,13 @@ def check_creatable(path: Path, *, flag: str) -> None:
         raise UserError(f"{flag} {path}: there is no permission to write to {nearest}; choose another place")
 
 
+def check_output_file(path: Path, *, flag: str) -> None:
+    """Raise UserError if no file can be written at `path`."""
+    check_creatable(path, flag=flag)
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a folder; name a file")
+
+
 def check_new_folder(path: Path, *, flag: str) -> None:
     """Raise UserError unless `path` does not exist, or is an empty folder, in a writable place."""
     check_creatable(path, flag=flag)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lmm_r1.agents.environment import Episode
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, load_agent
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.config.checks import agent_options
+from lmm_r1.config.declared import json_object
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
@@ -123,7 +123,7 @@ def agent_rollout(name: str | None, func_path: str | None, *, settings: AgentCon
     """
     if func_path is None:
         assert name is not None, "one of the two is given"
-        environment = load_environment(name, options=agent_options(settings))
+        environment = load_environment(name, options=json_object(settings.options, flag="--agent.options"))
         return BranchingRollout(environment=environment, limits=settings, **group)
     agent = load_agent(func_path)
     if isinstance(agent, ExecutorAgent):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from lmm_r1 import quiet
-from lmm_r1.config.checks import agent_options
+from lmm_r1.config.declared import json_object
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import Speculation
 from lmm_r1.data.messages import ImagePart, Row
@@ -95,7 +95,7 @@ class EpisodeSettings:
         """Return the environment; raises UserError if it cannot be loaded."""
         from lmm_r1.agents.registry import load_environment
 
-        return load_environment(self.agent, options=agent_options(self.limits, flag="--agent_options"))
+        return load_environment(self.agent, options=json_object(self.limits.options, flag="--agent_options"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from lmm_r1.migrate.openrlhf import TABLES, dotted_table
 from lmm_r1.migrate.r1_v import R1_V
 from lmm_r1.migrate.shell import INSTEAD, CommandLine, Script
 from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, differs, lacks, put
-from lmm_r1.migrate.verl import VERL, VERL_SFT
+from lmm_r1.migrate.verl import VERL
 
 KEY_FLAG = "use_wandb"
 # With a zero in front it is a name: a date, the number of a run.
@@ -25,19 +25,16 @@ _NO_VALUE = "it has no value; add what it stands for to the command"
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _STAND_IN = re.compile("\ue000(\\d+)\ue001")
 _HYDRA = ("--config-path", "--config-name", "--config-dir")
-_STANDARD = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer")
+_STANDARD = ("ppo_trainer", "ppo_megatron_trainer")
 """verl's own files, whose defaults the tables have."""
-_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
-_ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
 _SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "conda")
 """Commands that do not start their words."""
 _LAUNCHERS: Mapping[re.Pattern[str], Mapping[str, Table]] = {
     re.compile(r"openrlhf\.cli\.(\w+)|(?:.*/)?(train_(?:ppo_ray|ppo|sft|dpo|rm|kd))\.py"): TABLES,
-    re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py"): {
+    re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.(main\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py"): {
         **dict.fromkeys(("main_ppo", "main_dapo", "main_ppo_sync"), VERL),
-        **dict.fromkeys(("fsdp_sft_trainer", "sft_trainer"), VERL_SFT),
         "main": EASYR1,
     },
     # R1-V and its relatives have their trainer in a package of this name.
@@ -98,7 +95,7 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     launch = _find_launch(script, path=path, remarks=remarks)
     settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
     # Of the arguments, whether they are `key=value`.
-    read = _of_settings if launch.table in (VERL, EASYR1, VERL_SFT) else _of_flags
+    read = _of_settings if launch.table in (VERL, EASYR1) else _of_flags
     run = read(launch, settings, path=path, remarks=remarks)
     return run._replace(why_open=script.why_open, remarks=remarks)
 
@@ -232,9 +229,6 @@ def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path, remark
         tree = {key: value for key, value in _mapping(found).items() if key not in ("defaults", "hydra")}
     elif hydra:
         remarks += [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
-        if table is VERL and not any(_TURNS in one for one in settings):
-            # The files of verl's examples with tools do little but switch turns on.
-            settings += [f"{_TURNS}=true"] if any(part in one for one in settings for part in _ANSWERERS) else []
     return _of_tree(tree, [*settings, *overrides], table, path=path, line=launch.line)
 
 

@@ -10,11 +10,11 @@ from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.openrlhf import TABLES
 from lmm_r1.migrate.r1_v import R1_V
 from lmm_r1.migrate.table import CONFIG_CLASSES, NOT_NEEDED, Command, Setting, Table, names_of
-from lmm_r1.migrate.verl import VERL, VERL_SFT
+from lmm_r1.migrate.verl import VERL
 
 TYPED = {name: flags.split() for flags, names in names_of("typed").items() for name in names.split()}
 """Our flags by the names that people type, of which the first that a command has is meant."""
-_FOREIGN: Sequence[Table] = (*TABLES.values(), *R1_V.values(), EASYR1, VERL, VERL_SFT)
+_FOREIGN: Sequence[Table] = (*TABLES.values(), *R1_V.values(), EASYR1, VERL)
 _CONVERTS = "; `lmm-r1 convert_config FILE` converts whole files"
 
 

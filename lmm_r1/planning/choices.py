@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,9 +15,11 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, SupervisedConfig, model_path, unplanned
+from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig, model_path, unplanned
+from lmm_r1.config.declared import has_effect
 from lmm_r1.config.hardware import shared_counts
 from lmm_r1.config.resolve import UNPLANNED
+from lmm_r1.config.shared import EIGHT_BIT
 from lmm_r1.data.images import image_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.data.training_rows import AnyRow
@@ -25,13 +28,224 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.estimates import PlanImage, machine_of
 from lmm_r1.planning.pass_memory import Unpredictable, ordinary_token
-from lmm_r1.planning.plan import Plan, summary
-from lmm_r1.planning.ppo_plan import counts_tokens, ordinary_tokens, plan_ppo
-from lmm_r1.planning.remedies import Remedy, fitting_remedies, open_remedies, refuse_excess, settings_of
-from lmm_r1.planning.supervised_plan import plan_supervised
+from lmm_r1.planning.plan import Plan, gib, summary
+from lmm_r1.planning.run_plan import TOKEN_STEP, counts_tokens, ordinary_tokens, plan_ppo, plan_supervised, stage_of
 from lmm_r1.quiet import is_verbose
 
+logger = logging.getLogger(__name__)
+
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
+_TWICE = "All activations are computed twice: an update takes about a third longer."
+SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """Flags that leave more memory."""
+
+    settings: dict[str, object]
+    cost: str
+    """What it costs, in a sentence."""
+
+    def __str__(self) -> str:
+        """Return the flags as they are typed; what is None is left to its default."""
+        typed = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.settings.items()}
+        return " ".join(f"--{name}" if v is True else f"--{name} {v}" for name, v in typed.items() if v is not None)
+
+
+# What changes the result of a training, the least harmful first; of each, those flags apply that a run has.
+HARMFUL = (
+    Remedy(
+        settings={"actor.freeze_visual_encoder": True, "model.freeze_visual_encoder": True},
+        cost="The vision tower is not trained; the features of each image are computed once and cached.",
+    ),
+    Remedy(settings={"algo.kl.init_coef": 0.0}, cost="No penalty keeps the policy near the initial model."),
+    Remedy(
+        settings={"actor.optim": "adamw_8bit", "critic.optim": "adamw_8bit", "optim": "adamw_8bit"},
+        cost="The moments of AdamW are rounded to 8 bits.",
+    ),
+    Remedy(
+        settings={"ds.lora.rank": 64}, cost="Only adapters are trained; the initial model under them is the reference."
+    ),
+    Remedy(
+        settings={"ds.lora.rank": 64, "ds.load_in_4bit": True},
+        cost="Only adapters are trained, on a language model that is rounded to 4 bits (QLoRA).",
+    ),
+    *(
+        Remedy(settings={"data.max_pixels": pixels}, cost="Images are scaled down, so that small details are lost.")
+        for pixels in (802_816, 401_408, 200_704)
+    ),
+    *(
+        Remedy(
+            settings={"data.max_len": tokens, "rollout.max_new_tokens": tokens // 2},
+            cost=f"A prompt with its images and its response have at most {tokens} tokens together.",
+        )
+        for tokens in (1024, 512)
+    ),
+)
+
+
+def refuse_excess(
+    config: Config,
+    plan: Plan,
+    *,
+    replan: Callable[[Config], Plan],
+    command: Callable[[Sequence[Remedy]], str] | None = None,
+) -> None:
+    """Raise ListedError for a plan that does not fit, with the flags that make it fit, what they cost, and the plan then.
+
+    It is a warning if `--train.memory_check` is not `refuse`.
+
+    Args:
+        replan: returns the plan of other settings.
+        command: returns a command line with remedies, which the error then ends with.
+    """
+    found = plan.excesses()
+    if not found:
+        return
+    taken, missing = fitting_remedies(config, plan, replan=replan, remedies=list(_remedies(config, plan)))
+    sentence, flags = f"the run cannot fit: {'; '.join(found)}", " ".join(map(str, taken))
+    lines: list[str] = []
+    if missing:
+        tried = f"; even with {flags} {gib(missing)} are missing" if taken else ""
+        sentence += f"{tried}: take more GPUs, a machine with more memory, or a smaller model"
+    else:
+        sentence += f". It fits with {flags}"
+        lines = [f"{remedy}: {remedy.cost}" for remedy in taken]
+        lines += summary(replan(dotted.replace(config, settings_of(taken))))
+        lines += [] if command is None else [command(taken)]
+    if config.train.memory_check == "refuse":
+        raise ListedError(f"{sentence}; or begin all the same with --train.memory_check warn", lines)
+    logger.warning("%s", ListedError(sentence, lines))
+
+
+def settings_of(remedies: Sequence[Remedy]) -> dict[str, object]:
+    """Return the flags of remedies together; of one that several have, the last value."""
+    return {name: value for remedy in remedies for name, value in remedy.settings.items()}
+
+
+def fitting_remedies(
+    config: Config, plan: Plan, *, replan: Callable[[Config], Plan], remedies: Sequence[Remedy] | None = None
+) -> tuple[Sequence[Remedy], int]:
+    """Return the remedies that are needed to make a run fit, and how many bytes are missing with them.
+
+    Args:
+        remedies: those that are tried, in this order; None tries all.
+    """
+
+    def missing(some: Sequence[Remedy]) -> int | None:
+        changed = dotted.replace(config, settings_of(some))
+        if changed.ds.load_in_4bit and not has_effect("ds.load_in_4bit", changed):
+            return None
+        try:
+            return replan(changed).shortage
+        except (UserError, Unpredictable):
+            # The flags exclude each other, for example.
+            return None
+
+    taken: list[Remedy] = []
+    shortage = plan.shortage
+    for remedy in list(_remedies(config, plan)) if remedies is None else remedies:
+        if shortage == 0:
+            break
+        # A later value of a flag replaces an earlier one.
+        tried = [one for one in taken if one.settings.keys() != remedy.settings.keys()] + [remedy]
+        left = missing(tried)
+        if left is not None and left < shortage:
+            taken, shortage = tried, left
+    # What costs most is done without first.
+    for remedy in reversed(taken if shortage == 0 else ()):
+        without = [one for one in taken if one is not remedy]
+        taken = without if missing(without) == 0 else taken
+    return taken, shortage
+
+
+def open_remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
+    """Yield remedies whose flags are not set and that cost only time, the cheapest first."""
+    if plan.machine.gpu_bytes is None:
+        # With a GPU it is chosen before.
+        group = "actor" if isinstance(config, PPOConfig) else "model"
+        if dotted.get(config, f"{group}.gradient_checkpointing_enable") is None:
+            yield Remedy(settings={f"{group}.gradient_checkpointing_enable": True}, cost=_TWICE)
+        return
+    found = _of_states(config, plan)
+    yield from (remedy for remedy in found if all(dotted.get(config, flag) is None for flag in remedy.settings))
+
+
+def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
+    """Yield remedies that a run does not have yet, first those that cost time, then `HARMFUL`."""
+    on_gpu = plan.machine.gpu_bytes is not None
+    if on_gpu and isinstance(config, PPOConfig) and config.train.colocate_all and not config.vllm.enable_sleep:
+        cost = "The engines move their weights out and back in each step."
+        yield Remedy(settings={"vllm.enable_sleep": True}, cost=cost)
+    if on_gpu and isinstance(config, PPOConfig):
+        shares = (share for share in SHARES if share < (config.vllm.gpu_memory_utilization or 0.0))
+        for share in shares:
+            cost = "Fewer responses are generated at a time."
+            yield Remedy(settings={"vllm.gpu_memory_utilization": share}, cost=cost)
+    group, trained = ("actor", config.actor) if isinstance(config, PPOConfig) else ("model", config.model)
+    if not trained.gradient_checkpointing_enable or trained.gradient_checkpointing_layers is not None:
+        every: dict[str, object] = {
+            f"{group}.gradient_checkpointing_enable": True,
+            f"{group}.gradient_checkpointing_layers": None,
+        }
+        yield Remedy(settings=every, cost=_TWICE)
+    fitting = plan.fitting_tokens or 0
+    if isinstance(config, PPOConfig) and TOKEN_STEP <= fitting < (config.train.max_tokens_per_gpu or 0):
+        yield Remedy(settings={"train.max_tokens_per_gpu": fitting}, cost="Passes of the update are smaller.")
+    if on_gpu:
+        yield from _of_states(config, plan)
+    for remedy in HARMFUL:
+        if needed := _changed(config, remedy.settings):
+            yield replace(remedy, settings=needed)
+
+
+def _changed(config: PPOConfig | SupervisedConfig, settings: dict[str, object]) -> dict[str, object]:
+    """Return of settings those that have an effect in a run and are not there yet; a number that is smaller stays."""
+    known = dotted.leaf_types(type(config))
+    own = {flag: value for flag, value in settings.items() if flag in known}
+    changed = dotted.replace(config, own)
+    return {
+        flag: value
+        for flag, value in own.items()
+        if has_effect(flag, changed)
+        and (now := dotted.get(config, flag)) != value
+        and not (type(now) is type(value) is int and 0 < now <= value)
+    }
+
+
+def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
+    """Yield other places of weights and optimizer states that a run does not have yet."""
+    trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
+    # Such a state stays on the GPU.
+    in_8_bits = any(one.optim in EIGHT_BIT for one in trained)
+    if (
+        isinstance(config, PPOConfig)
+        and config.train.colocate_all
+        and not config.ds.enable_sleep
+        and stage_of(config) != 0
+        and not in_8_bits
+    ):
+        yield Remedy(
+            settings={"ds.enable_sleep": True},
+            cost="Optimizer states wait in host memory while responses are generated.",
+        )
+    # Over the GPUs of a model; one GPU has nobody to share with.
+    several = any(model.gpus > 1 for device in plan.devices for model in device.models)
+    if several and stage_of(config) != 3 and not config.ds.load_in_4bit:
+        yield Remedy(settings={"ds.zero_stage": 3}, cost="The GPUs exchange weights in every pass.")
+    if (
+        (several or stage_of(config) == 3)
+        and isinstance(config, PPOConfig | DPOConfig)
+        and config.needs_reference_model
+        and not config.ref.offload
+    ):
+        yield Remedy(settings={"ref.offload": True}, cost="The reference's weights come from host memory.")
+    if not config.ds.adam_offload and not in_8_bits:
+        yield Remedy(
+            settings={"ds.adam_offload": True},
+            cost="AdamW's states are in host memory and the CPU computes the updates, more slowly.",
+        )
 
 
 # In the order in which they are printed. Where all of them take turns on the GPUs, the counts follow.
@@ -60,7 +274,7 @@ def chosen(
     2. nothing is computed twice, and the passes of an update are large (`ordinary_tokens`);
     3. engines free their memory while models train;
     4. as few layers as possible compute their activations again;
-    5. what costs more time: see `remedies.open_remedies`.
+    5. what costs more time: see `open_remedies`.
     Without a GPU nothing is chosen but what a run needs to fit.
 
     Args:
@@ -160,9 +374,6 @@ def _language_layers(config: PPOConfig | SupervisedConfig) -> int:
     return checkpoint_of(config).config.get_text_config().num_hidden_layers
 
 
-logger = logging.getLogger(__name__)
-
-
 def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Config:
     """Return the settings of a run with open ones chosen by memory, the same in every process, and print the plan.
 
@@ -197,26 +408,8 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
     for line in (memory, *(passes if is_verbose() else ()), choices_line(config, complete)):
         if line is not None:
             console.print(line)
-    judge(found, found_plan, replan=replan)
+    refuse_excess(found, found_plan, replan=replan)
     return complete
-
-
-def judge(
-    config: Config,
-    plan: Plan,
-    *,
-    replan: Callable[[Config], Plan],
-    command: Callable[[Sequence[Remedy]], str] | None = None,
-) -> None:
-    """Raise ListedError as `refuse_excess` does; only warn if `--train.memory_check` is not `refuse`."""
-    try:
-        refuse_excess(config, plan, replan=replan, command=command)
-    except ListedError as error:
-        if config.train.memory_check != "refuse":
-            logger.warning("%s", error)
-            return
-        sentence = f"{error.sentence}; or begin all the same with --train.memory_check warn"
-        raise ListedError(sentence, error.lines) from error
 
 
 def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
@@ -270,33 +463,15 @@ def fitting_pixels(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig,
     return pixels if tokens <= room else pixels * min(room, length // (1 + isinstance(config, PPOConfig))) // tokens
 
 
-def too_large(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, pixels: int, where: str) -> str | None:
-    """Return a sentence about images that do not fit into `--data.max_len`; None if they do.
-
-    Args:
-        where: what has images of so many pixels.
-    """
-    fitting, shown = fitting_pixels(checkpoint, config, pixels=pixels), min(pixels, config.data.max_pixels or pixels)
-    if fitting == shown:
-        return None
-    advice = f"They are scaled to fit (--data.overlong_images scale). Choose their size by --data.max_pixels {fitting}, or raise"
-    if checkpoint.kit.pixel_limits(checkpoint.processor) is None:
-        advice = f"{checkpoint.kit.model_type} leaves no choice of the size of an image: raise"
-    return (
-        f"{where}: images of {shown:,} pixels are {image_tokens(checkpoint, pixels=shown):,} tokens, which do not fit into "
-        f"--data.max_len {config.data.max_len}. {advice} --data.max_len."
-    )
-
-
-def most_pixels(rows: Iterable[AnyRow]) -> tuple[int, str]:
-    """Return the pixels of the images of the row that has most, as its bounds scale them, and its location; 0 without any."""
+def most_pixels(rows: Iterable[AnyRow]) -> int:
+    """Return the pixels of the images of the row that has most, as its bounds scale them; 0 without any."""
 
     def pixels(row: AnyRow) -> int:
         sizes = ((image, image_size(image, location=row.location)) for image in images_of(row.messages))
         shown = ((image.max_pixels, width * height) for image, size in sizes if size for width, height in [size])
         return sum(min(area, bound or area) for bound, area in shown)
 
-    return max(((pixels(row), row.location) for row in rows), default=(0, ""))
+    return max(map(pixels, rows), default=0)
 
 
 def checkpoint_of(config: PPOConfig | SupervisedConfig) -> Checkpoint:

@@ -17,7 +17,7 @@ from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import LoadSettings, language_layer_list
-from lmm_r1.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, group_of, text_batch
+from lmm_r1.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, group_of, ordinary_token
 
 GIB = 2**30
 MIB = 2**20
@@ -121,7 +121,6 @@ class ModelSettings:
     checkpointing: bool = False
     reentrant: bool = False
     entropy: bool = False
-    bytes_per_gradient: int = 0
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -180,6 +179,11 @@ class ModelEstimate:
     size: ModelSize
     passes: PassEstimate
 
+    def holding(self, size: int) -> ModelEstimate:
+        """Return the same with so many more bytes in each pass."""
+        passes = replace(self.passes, floor=self.passes.floor + size, base=self.passes.base + size)
+        return replace(self, passes=passes)
+
 
 @lru_cache(maxsize=64)
 def size_of(settings: ModelSettings) -> ModelSize:
@@ -231,8 +235,10 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
         return replace(none, passes=none.passes.between(every.passes, share=share))
     model = _built(settings)
 
+    ordinary = ordinary_token(checkpoint)
+
     def text(tokens: int) -> int:
-        batch = text_batch(checkpoint, prompt=PROMPT, responses=[tokens - PROMPT])
+        batch = group_of([ordinary] * PROMPT, [[ordinary] * (tokens - PROMPT)], media=None)
         return model.pass_bytes(batch, entropy=settings.entropy)
 
     lengths = RUN if model.size.parameters <= SMALL else NOT_RUN
@@ -247,10 +253,9 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
         with _few_layers(model, checkpoint, count=FEW):
             with_image = model.pass_bytes(batch, entropy=settings.entropy)
             per_image = max(0.0, with_image - text(lengths[1] + image_tokens))
-    held = settings.bytes_per_gradient * model.size.trained
     passes = PassEstimate(
-        floor=shortest + held,
-        base=short - per_token * lengths[1] + held,
+        floor=shortest,
+        base=short - per_token * lengths[1],
         per_token=per_token,
         per_image=per_image,
         image_tokens=image_tokens,
@@ -286,17 +291,15 @@ def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Ite
 MOST_IMAGES = 10_000
 
 
-def kept_bytes(settings: ModelSettings, image: PlanImage | None, *, limit_gib: float, keeps: bool) -> int:
-    """Return what a process may keep of images: up to the limit, with a token's width for each token of a prompt.
+def kept_bytes(settings: ModelSettings, image: PlanImage | None) -> int:
+    """Return what a process may keep of images: up to its limit, with a token's width for each token of a prompt.
 
-    A model is assumed to cache them if some of its weights are frozen by name: only the loaded model knows which.
-
-    Args:
-        keeps: whether it keeps them whatever is frozen, as one that is not trained.
+    A model that is trained is assumed to cache them if some of its weights are frozen by name: only the loaded model
+    knows which.
     """
     load = settings.load
-    frozen = load.freeze_visual_encoder or load.freeze_prefix or load.lora.rank
-    if image is None or not (frozen or keeps):
+    frozen = load.freeze_visual_encoder or load.freeze_prefix or load.lora.rank or not load.trained
+    if image is None or not frozen:
         return 0
     width = settings.checkpoint.config.get_text_config().hidden_size * WIDTHS[load.param_dtype]
-    return min(int(limit_gib * GIB), MOST_IMAGES * len(image.token_ids) * width)
+    return min(int(load.image_cache_gib * GIB), MOST_IMAGES * len(image.token_ids) * width)

@@ -204,19 +204,17 @@ class EmptyModel:
     def is_trained(self) -> bool:
         return self.role in ("policy", "critic")
 
-    def pass_bytes(self, batch: Sequence[ModelSample], *, entropy: bool = False, bytes_per_gradient: int = 0) -> int:
+    def pass_bytes(self, batch: Sequence[ModelSample], *, entropy: bool = False) -> int:
         """Return the peak of a pass over the batch, without weights, optimizer and accumulated gradients.
 
         For models that are trained it has a backward pass, in which each gradient is taken away when it is complete.
 
         Args:
             entropy: whether the policy's pass computes entropies.
-            bytes_per_gradient: what stays of a gradient until the backward pass is over, per number.
         """
 
         def take(weight: torch.Tensor) -> None:
             weight.grad = None
-            memory.hold(bytes_per_gradient * weight.numel())
 
         try:
             with two_slices(), LiveMemory() as memory, torch.set_grad_enabled(self.is_trained):
@@ -260,25 +258,6 @@ def empty_model(
     if checkpointing and model.is_trained:
         actor.gradient_checkpointing_enable({"use_reentrant": reentrant})
     return model
-
-
-def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int], images: int = 0) -> list[ModelSample]:
-    """Return samples of one prompt, which may end with images of the smallest size that the kit supports.
-
-    Args:
-        prompt: tokens of the prompt, without images.
-        responses: tokens of each response.
-    """
-    kit, config = checkpoint.kit, checkpoint.config
-    filler = kit.filler_media(config)
-    ordinary = ordinary_token(checkpoint)
-    ids = [ordinary] * prompt
-    media: SampleMedia = None
-    if images:
-        assert filler is not None, f"the kit {kit.model_type} takes no images"
-        ids += filler[0] * images
-        media = kit.merge_media([filler[1]] * images)
-    return group_of(ids, [[ordinary] * length for length in responses], media=media)
 
 
 def ordinary_token(checkpoint: Checkpoint) -> int:

@@ -89,8 +89,6 @@ def planned_model(
     image: PlanImage | None,
     ranks: int,
     gpus: int,
-    cache_gib: float,
-    keeps: bool = False,
     offload: bool = False,
     sleeps: bool = False,
     averages: bool = False,
@@ -100,14 +98,12 @@ def planned_model(
     Args:
         ranks: its processes on one machine.
         gpus: those of all machines.
-        cache_gib: limit of what it keeps of images, which it keeps in any case if `keeps`.
         offload: whether a frozen model's weights are in host memory.
         sleeps: whether the states of a trained one wait there.
         averages: whether a moving average of its weights is there.
     """
-    estimated = estimate(settings, image)
+    estimated, kept = estimate(settings, image), kept_bytes(settings, image)
     size, shared = estimated.size, zero.stage == 3
-    kept = kept_bytes(settings, image, limit_gib=cache_gib, keeps=keeps)
     model = PlannedModel(
         role=settings.role,
         estimate=estimated,
@@ -126,10 +122,11 @@ def planned_model(
     averaged = size.parameters if settings.load.lora.rank else -(-size.trained // zero.ranks)
     average = MASTER_BYTES * averaged if averages else 0
     host = states.host + (states.asleep_in_host if sleeps else 0)
+    model = replace(model, states=states, estimate=estimated.holding(states.per_gradient * size.trained))
     if not zero.on_gpu:
         # There the models are in host memory.
-        return replace(model, states=states, host=host, context=model.context + average)
-    return replace(model, states=states, host=host + average, sleeps=sleeps)
+        return replace(model, host=host, context=model.context + average)
+    return replace(model, host=host + average, sleeps=sleeps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,28 +163,23 @@ class Device:
     engine: PlannedEngine | None
     bucket: int
     """That carries new weights to the engines."""
-    overlaps: bool = False
-    """Whether the engine generates while the models work."""
 
     def phases(self) -> list[Phase]:
         """Return what is done one after the other, and what the device holds at most in each."""
         idle, asleep = sum(model.idle for model in self.models), self._of_engine
-        together = ", while responses are generated" if self.overlaps else ""
         phases = []
-        if self.engine is not None and not (self.overlaps and self.models):
+        if self.engine is not None:
             phases.append(Phase(name="generation", size=idle + self.engine.share))
         for role in dict.fromkeys(model.role for model in self.models):
             # On a machine without GPUs there may be several of them.
             members = [model for model in self.models if model.role == role]
             name = f"update of the {role}" if members[0].states is not None else f"passes of the {role}"
             more = sum(model.busy() - model.idle for model in members)
-            phases.append(Phase(name=name + together, size=idle + more + asleep))
+            phases.append(Phase(name=name, size=idle + more + asleep))
         policy = next((model for model in self.models if model.role == "policy"), None)
         if policy is not None and self.bucket:
             # An engine that does not sleep already holds its weights.
             awake = 0 if self.engine is None else min(self.engine.share, self.engine.weights + asleep)
-            # An engine that continues generating also does not sleep.
-            awake = max(awake, asleep)
             gathered = gathered_bytes(policy.estimate.size) if policy.gathered else 0
             own = policy.idle + min(gathered, self.bucket) + policy.estimate.size.merging_bytes
             phases.append(Phase(name="new weights", size=idle - policy.idle + own + self.bucket + awake))
@@ -196,9 +188,7 @@ class Device:
     @property
     def _of_engine(self) -> int:
         """What the engine holds while models work."""
-        if self.engine is None:
-            return 0
-        return self.engine.share if self.overlaps else self.engine.asleep
+        return 0 if self.engine is None else self.engine.asleep
 
     @property
     def peak(self) -> Phase:
@@ -251,7 +241,6 @@ def planned_engine(
     room: int,
     responses: int,
     ranks: int,
-    copies: int,
     process: int = 0,
     gpus: int = 1,
     sleeps: bool = False,
@@ -263,14 +252,13 @@ def planned_engine(
         utilization: its share of a GPU; None takes what it needs of its room.
         room: bytes of a GPU that it may take if no flag sets its share.
         responses: that it makes at a time, at most.
-        ranks: engines on one machine.
-        copies: engines in a memory without GPUs, each with `process` bytes of its own.
+        ranks: engines on one machine; in a memory without GPUs, each has `process` bytes of its own.
         sleeps: whether it gives its memory back while models work.
     """
     whole = size_of(settings).weight_bytes
     if machine.gpu_bytes is None:
         cache = int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
-        share = copies * (CPU_COPIES * whole + cache + process)
+        share = ranks * (CPU_COPIES * whole + cache + process)
         return PlannedEngine(weights=whole, utilization=None, share=share, asleep=share, least=0, host=0, ranks=ranks)
     load, config = settings.load, settings.checkpoint.config
     assert load.max_len is not None, "a run has a longest sample"
@@ -399,15 +387,11 @@ def _rows(device: Device) -> Iterator[tuple[str, str, int]]:
     for model in device.models:
         size, states = model.estimate.size, model.states
         billions = f"{size.parameters / 1e9:.2f} B parameters"
-        passing = model.passes.pass_bytes(model.pass_tokens)
-        if states is None:
-            yield model.role, f"weights ({billions})", model.resident
-            passing += model.gathered
-        else:
-            trained = "" if size.trained == size.parameters else f", {size.trained / 1e9:.2f} B trained"
-            yield model.role, f"weights ({billions}{trained})", states.weights
-            yield model.role, "sums of gradients", states.sums
-            yield model.role, "single-precision copy and AdamW's moments", states.master + states.moments
+        passing = model.passes.pass_bytes(model.pass_tokens) + model.gathered * (states is None)
+        yield model.role, f"weights ({billions})", model.resident if states is None else states.weights
+        if states is not None:
+            kept = states.master + states.moments + states.sums
+            yield model.role, "gradients, single-precision copy, AdamW's moments", kept
             yield model.role, "gradients and gathered weights in a backward pass", states.backward
             yield model.role, "optimizer step", states.step
         yield model.role, f"activations of a pass of {model.pass_tokens:,} tokens", passing

@@ -20,7 +20,7 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes, run_environment, worker_runtime
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, model_paths
-from lmm_r1.config.checks import agent_options
+from lmm_r1.config.declared import json_object
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.rewards import GivenFunctions, named_verifier, reward_functions, reward_list
@@ -281,7 +281,7 @@ def _environment(config: PPOConfig) -> Environment | None:
             )
         return None
     assert agent is not None, "one of the two plays the episodes"
-    environment = load_environment(agent, options=agent_options(settings))
+    environment = load_environment(agent, options=json_object(settings.options, flag="--agent.options"))
     if not (environment.rewards or config.reward.remote_url):
         raise UserError(
             f"--train.agent {agent} gives no rewards of its own; give --reward.remote_url, whose scorer judges the last turn"

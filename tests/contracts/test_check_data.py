@@ -78,7 +78,7 @@ def test_a_good_file_ends_with_code_0_and_no_model_is_needed(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--max_len", "64", "--max_new_tokens", "64"], "leaves no room for a prompt"),
+        (["--max_len", "64", "--max_new_tokens", "64"], "--max_new_tokens 64 must be below --max_len 64"),
         (["--reward", "maths"], "--reward maths"),
         (["--reward", "none.py:f"], "--reward none.py: no such file"),
         (["--output", "."], "--output . is a folder; name a file"),

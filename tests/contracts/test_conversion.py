@@ -22,7 +22,7 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.convert_config import main
 from lmm_r1.cli.yaml_file import parse_settings
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
-from lmm_r1.config.checks import agent_options
+from lmm_r1.config.declared import json_object
 from lmm_r1.config.resolve import by_what_is_trained
 from lmm_r1.errors import UserError
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
@@ -155,39 +155,22 @@ def test_mini_o3_becomes_episodes_of_crops_that_the_trainer_takes():
     assert not any("worker." in note.subject + note.text for note in conversion.notes)
     config = resolve(read_back(conversion))
     assert isinstance(config, PPOConfig)
-    environment = load_environment("crop", options=agent_options(config.agent))
+    environment = load_environment("crop", options=json_object(config.agent.options, flag="--agent.options"))
     assert isinstance(environment, CropEnvironment)
     assert (environment.bounds.min_pixels, environment.bounds.max_pixels) == (40_000, 2_000_000)
     # Boxes are cut as its tool cuts them.
-    options = agent_options(config.agent)
+    options = json_object(config.agent.options, flag="--agent.options")
     assert (options["edges"], options["rounding"]) == ("clamp", "down")
 
 
-def test_tools_of_verl_become_an_environment_to_write_and_settings_that_the_trainer_takes():
+def test_turns_of_verl_are_listed_with_what_to_write():
     conversion = converted(DATA / "verl_tools.bash")
-    expected = {
-        "train.agent": "config/geo3k_tool_config.py",
-        "agent.max_turns": 5,
-        "agent.overturn": "keep",
-        "data.max_len": 4096,
-        "rollout.max_new_tokens": 2048,
-        "reward.remote_url": "math",
-    }
-    assert {name: conversion.flags[name] for name in expected} == expected
+    assert (conversion.flags["data.max_len"], conversion.flags["reward.remote_url"]) == (4096, "math")
+    told = {note.subject: note.text for note in conversion.notes if note.kind == "without counterpart"}
     multi_turn = "actor_rollout_ref.rollout.multi_turn"
-    told = {note.subject: note.text for note in conversion.notes}
-    assert "TOOLS in config/geo3k_tool_config.py" in told[f"{multi_turn}.tool_config_path"]
-    assert (
-        "1024 characters" in told[f"{multi_turn}.max_tool_response_length, {multi_turn}.tool_response_truncate_side"]
-    )
-    assert left_out(conversion) == {
-        "data.return_raw_chat",
-        "actor_rollout_ref.rollout.mode",
-        "actor_rollout_ref.rollout.name",
-        "actor_rollout_ref.rollout.agent.num_workers",
-        f"{multi_turn}.max_tool_response_length, {multi_turn}.tool_response_truncate_side",
-    }
-    assert resolve(read_back(conversion)).train.agent == "config/geo3k_tool_config.py"
+    assert "give it as --train.agent" in told[f"{multi_turn}.enable"]
+    assert {f"{multi_turn}.tool_config_path", f"{multi_turn}.max_assistant_turns"} <= told.keys()
+    assert not resolve(read_back(conversion)).train.plays
 
 
 SAME = tuple(table("contracts/conversion", "same"))
@@ -223,13 +206,9 @@ CROPS: dict[str, object] = {
     "actor_rollout_ref.rollout.val_max_generation_round": 12,
     "data.use_tool_reward_weight": 0.5,
 }
-TOOLS_OF_VERL: dict[str, object] = {
-    "actor_rollout_ref.rollout.multi_turn.enable": True,
-    "actor_rollout_ref.rollout.multi_turn.tool_config_path": "t.yaml",
-}
 
 
-@pytest.mark.parametrize("base", [NOBODY, CROPS, TOOLS_OF_VERL], ids=["nobody", "crops", "tools"])
+@pytest.mark.parametrize("base", [NOBODY, CROPS], ids=["nobody", "crops"])
 @pytest.mark.parametrize("name", [setting.name for setting in VERL.settings if setting.name not in EASYR1.by_name])
 def test_no_setting_of_verl_is_ignored(name, base):
     special = {f"actor_rollout_ref.rollout.{name}": {"image": 3} for name in IMAGES_OF_VERL}

@@ -11,17 +11,15 @@ from PIL import Image
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
 from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.plan import MachineFlags, fitting_flags
-from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo, sized_supervised
+from lmm_r1.cli.plan import PLANNED, MachineFlags, fitting_flags, largest_pixels
+from lmm_r1.config import PPOConfig, resolve_ppo, sized_ppo
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
-from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels
+from lmm_r1.planning.choices import Remedy, choices_line, chosen, filled, fitting_pixels
 from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.remedies import Remedy
-from lmm_r1.planning.supervised_plan import plan_supervised
+from lmm_r1.planning.run_plan import plan_ppo
 
 
 def planned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> tuple[PPOConfig, Plan, str | None]:
@@ -106,13 +104,8 @@ def test_a_photo_is_planned_as_it_is_scaled(flags, pixels):
     assert fitting_pixels(checkpoint, dotted.replace(PPOConfig(), flags), pixels=12_000_000) == pixels
 
 
-@pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize("command", ["train_ppo_ray", "train_sft", "train_dpo"])
-def test_a_plan_reads_how_large_the_images_of_the_rows_are(command, tiny_checkpoint, tmp_path, capsys, monkeypatch):
-    # Of 64 tokens, an image leaves half to a response in RL, or has all but one.
-    rl, supervised = ("actor", "prompt_dataset", 32), ("model", "dataset", 63)
-    model, dataset, room = rl if command == "train_ppo_ray" else supervised
-    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+def test_a_plan_reads_how_large_the_images_of_the_rows_are(command, tmp_path):
     rows = tmp_path / "rows.jsonl"
     with rows.open("w") as file:
         for side in (280, 1400):
@@ -120,13 +113,8 @@ def test_a_plan_reads_how_large_the_images_of_the_rows_are(command, tiny_checkpo
             content = [{"type": "image", "image": f"{side}.png"}]
             sides = {"chosen": "1", "rejected": "2"} if command == "train_dpo" else {}
             print(json.dumps({"messages": [{"role": "user", "content": content}], **sides}), file=file)
-    run = [f"--{model}.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), f"--data.{dataset}", str(rows)]
-    run += ["--ds.param_dtype", "fp32", "--data.max_len", "64"]
-    main(["plan", command, *run, "--num_gpus", "1", "--gpu_memory_gib", "24"])
-    *_, said, printed = capsys.readouterr().out.splitlines()
-    assert "rows.jsonl line 2: images of 3,920,000 pixels are 1,182 tokens" in said
-    assert f"Choose their size by --data.max_pixels {3_920_000 * room // 1182}, or raise" in said
-    assert shlex.split(printed) == ["lmm-r1", command, *run]
+    dataset = "data.prompt_dataset" if command == "train_ppo_ray" else "data.dataset"
+    assert largest_pixels(dotted.replace(PLANNED[command](), {dataset: str(rows)})) == 2 * 1400 * 1400
 
 
 @pytest.mark.slow
@@ -138,21 +126,3 @@ def test_a_model_of_3_billion_parameters_is_trained_whole_without_flags(gpu, gpu
     assert plan.excesses() == []
     assert plan.fitting_tokens >= config.data.max_len
     assert ("--ds.zero_stage 3" in line) <= (gpus > 1)
-
-
-@pytest.mark.slow
-@pytest.mark.full
-def test_a_supervised_run_of_it_computes_twice_what_one_gpu_of_80_gb_asks_for():
-    flags = {"model.model_name_or_path": str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")), "ds.param_dtype": "bf16"}
-    config = resolve(dotted.replace(SFTConfig(), flags | {"data.dataset": "rows"}))
-    config, _ = sized_supervised(config, rows=None, processes=1)
-    machine = Machine(gpu_bytes=80 * GIB, host_bytes=256 * GIB)
-    found, plan = chosen(
-        config,
-        replan=lambda changed: plan_supervised(changed, machine, processes=1, per_machine=1),
-        share_gpus=lambda changed: pytest.fail("a supervised run shares nothing"),
-    )
-    assert plan.excesses() == []
-    # A micro-batch of eight rows of 2,048 tokens.
-    assert plan.fitting_tokens >= 8 * 2048
-    assert found.model.gradient_checkpointing_enable or found.ds.adam_offload

@@ -9,7 +9,7 @@ from helpers.tiny_models import MAX_LEN, flat_actor, flat_settings, flat_value_m
 from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.planning import pass_memory
-from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, text_batch
+from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, group_of, ordinary_token
 
 # Sends tokens to experts by what their values are: it can only be computed.
 BY_VALUES = frozenset({"aria"})
@@ -38,7 +38,10 @@ def held(folder: str, *, role: str, checkpointing: bool, **settings: Any) -> tup
         actor.gradient_checkpointing_enable({"use_reentrant": False})
     real = EmptyModel(role=role, actor=actor, size=planned.size)
     checkpoint = Checkpoint(folder)
-    batch = text_batch(checkpoint, prompt=20, responses=[30, 50], images=2 if checkpoint.kit.takes_images else 0)
+    kit, ordinary = checkpoint.kit, ordinary_token(checkpoint)
+    ids, media = kit.filler_media(checkpoint.config) if kit.takes_images else ([], None)
+    images = None if media is None else kit.merge_media([media] * 2)
+    batch = group_of([*[ordinary] * 20, *ids * 2], [[ordinary] * 30, [ordinary] * 50], media=images)
     entropy = role == "policy"
     assert all(weight.grad is None for weight in planned.actor.parameters())
     return planned.pass_bytes(batch, entropy=entropy), real.pass_bytes(batch, entropy=entropy)

@@ -20,7 +20,7 @@ import pytest
 from helpers.tables import table
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import parse, read_arguments
+from lmm_r1.cli.arguments import parse
 from lmm_r1.config import (
     DIFFERENCES,
     ONLY_DEFAULTS,
@@ -33,7 +33,6 @@ from lmm_r1.config import (
     sized_supervised,
 )
 from lmm_r1.config.declared import has_effect
-from lmm_r1.config.differences import differences_line
 from lmm_r1.config.ppo import GPU_COUNTS
 from lmm_r1.host.seams import to_openrlhf_args
 
@@ -129,49 +128,6 @@ def test_every_flag_takes_what_openrlhfs_takes(command):
         else:
             kinds = {type(kind) if isinstance(kind, str) else kind for kind in (hint, *typing.get_args(hint))}
             assert action.type in kinds, flag
-
-
-def told(command: str, line: str) -> str | None:
-    """What a run with this command line says of its defaults."""
-    argv = line.split()
-    config = resolve(parse(COMMANDS[command], argv, prog=command, description=""))
-    return differences_line(command, config, given=read_arguments(COMMANDS[command], argv, lister=command))
-
-
-SHORTEST = {
-    "train_ppo_ray": (
-        "--actor.model_name_or_path m --data.prompt_dataset p",
-        "--algo.advantage.estimator reinforce_baseline (gae there), --rollout.batch_size as many as the rows allow (1024 "
-        "there), --rollout.n_samples_per_prompt 8 (1 there), --train.batch_size as many as the rows allow (128 there)",
-    ),
-    "train_sft": (
-        "--model.model_name_or_path m --data.dataset d",
-        "--train.batch_size as many as the rows allow (128 there), --data.multiturn True (False there)",
-    ),
-    "train_dpo": (
-        "--model.model_name_or_path m --data.dataset d",
-        "--data.max_len 2048 (512 there), --train.batch_size as many as the rows allow (128 there)",
-    ),
-}
-SHORTEST["train_rm"] = SHORTEST["train_dpo"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_names_the_defaults_by_which_it_learns_something_else(command):
-    line, named = SHORTEST[command]
-    said = told(command, line)
-    assert said == f"defaults that are not OpenRLHF's: {named}; docs/migrating.md says why, and lists all"
-
-
-def test_a_run_names_no_default_that_somebody_has_set(tmp_path):
-    file = tmp_path / "stage.yaml"
-    file.write_text("rollout: {n_samples_per_prompt: 8}\n")
-    line = SHORTEST["train_ppo_ray"][0]
-    given = "--algo.advantage.estimator reinforce_baseline --rollout.batch_size=32 --train.batch-size 32"
-    assert told("train_ppo_ray", f"{line} --config {file} {given}") is None
-    assert told("train_sft", f"{SHORTEST['train_sft'][0]} --train.batch_size 8 --data.no_multiturn") is None
-    # What follows from a flag may be OpenRLHF's.
-    assert told("train_ppo_ray", f"{line} {given.replace('reinforce_baseline', 'gae')}") is None
 
 
 @pytest.mark.parametrize(("command", "argv"), CASES)

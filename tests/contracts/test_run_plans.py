@@ -14,8 +14,7 @@ from lmm_r1.planning import choices
 from lmm_r1.planning.choices import planned
 from lmm_r1.planning.estimates import GIB, Machine, estimate
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.supervised_plan import plan_supervised
+from lmm_r1.planning.run_plan import plan_ppo, plan_supervised
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.planning.choices import plan_image, refuse_excess
 from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.supervised_plan import plan_supervised
+from lmm_r1.planning.run_plan import plan_ppo, plan_supervised
 
 # Of the model with 3 billion parameters a plan takes ten seconds.
 pytestmark = [pytest.mark.full, pytest.mark.slow]
@@ -64,22 +63,18 @@ def check(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("machine_name", MACHINES)
-@pytest.mark.parametrize("script", RL_STAGES)
+@pytest.mark.parametrize("script", [*RL_STAGES, *MORE_STAGES])
 def test_an_rl_stage_fits_its_machine(script, machine_name, model_3b, tmp_path):
     config = stage(script, machine_name, model=model_3b, folder=tmp_path)
     check(plan := plan_ppo(config, machine(machine_name)))
+    if script in MORE_STAGES:
+        return
     roles = [model.role for device in plan.devices for model in device.models]
     with_critic = script != RL_STAGES[0] and machine_name != "1 x 24"
     assert ("critic" in roles) == with_critic
     assert plan.devices[0].models[0].estimate.size.parameters > 3.7e9
     assert plan.pass_tokens is not None
     assert MOST_PASS_TOKENS <= plan.pass_tokens <= MOST_GPU_PASS_TOKENS
-
-
-@pytest.mark.parametrize("machine_name", MACHINES)
-@pytest.mark.parametrize("script", MORE_STAGES)
-def test_a_stage_with_other_lengths_fits_its_machine(script, machine_name, model_3b, tmp_path):
-    check(plan_ppo(stage(script, machine_name, model=model_3b, folder=tmp_path), machine(machine_name)))
 
 
 def test_an_rl_stage_with_images_fits_its_machines(model_3b, tmp_path):
@@ -112,4 +107,4 @@ def test_a_stage_for_eight_gpus_is_refused_on_one_with_what_makes_it_fit(model_3
     ) as caught:
         refuse_excess(config, plan, replan=lambda changed: plan_ppo(changed, one))
     # The optimizer's state of two models is more than the GPU has; the engine's share of a half is small enough then.
-    assert caught.value.sentence.endswith("It fits with --ds.adam_offload")
+    assert "It fits with --ds.adam_offload; or begin" in caught.value.sentence

@@ -211,7 +211,7 @@ def test_an_image_from_a_url_is_kept_as_it_was_and_private_addresses_are_refused
     ("name", "value"), [("top_p", 0.0), ("temperature", -1.0), ("temperature", float("nan")), ("max_new_tokens", 0)]
 )
 def test_impossible_samplings_are_refused(name, value):
-    with pytest.raises(UserError, match=f"^--{name} {value}"):
+    with pytest.raises(UserError, match=f"^--{name} {value:g} must be"):
         check_chat(ChatConfig(model="m", **{name: value}))
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,17 +31,3 @@ def test_a_broken_connection_of_the_command_itself_is_no_reader_that_has_gone(mo
         patch.setattr(sys, "stdout", stdout)
         with pytest.raises(BrokenPipeError, match="a socket"):
             cli.main([])
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_command_run_as_a_module_ends_like_that_too(name):
-    source = (Path(cli.__file__).parent / f"{name}.py").read_text()
-    assert source.endswith('\nif __name__ == "__main__":\n    run_command(main)\n')
-
-
-def test_the_list_of_commands_fits_on_80_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    cli.main(["help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert {line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "} == set(cli.COMMANDS)

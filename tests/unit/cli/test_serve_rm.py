@@ -4,6 +4,8 @@ import pytest
 from helpers.tables import table
 
 from lmm_r1.cli import serve_chat, serve_rm
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config.generation import ServeChatConfig
 from remote_rm.registry import parse_flags
 
 
@@ -34,12 +36,10 @@ def test_what_is_not_there_is_told_in_one_sentence(flag, value, told, capsys):
 
 
 def test_it_listens_on_this_machine_alone_unless_told_otherwise():
-    args = parse_flags(serve_chat.build_parser(), ["--model", "tiny"])
-    assert (args.host, args.port, args.image_root, args.allow_urls) == ("127.0.0.1", 8000, None, [])
-    args = parse_flags(
-        serve_chat.build_parser(), ["--model", "tiny", "--allow_urls", "a.org", "b.org", "--", "--x", "1"]
-    )
-    assert (args.allow_urls, args.more) == (["a.org", "b.org"], ["--x", "1"])
+    config = parse(ServeChatConfig, ["--model", "tiny"], prog="p", description="")
+    assert (config.host, config.port, config.image_root, config.allow_urls) == ("127.0.0.1", 8000, None, ())
+    config = parse(ServeChatConfig, ["--model", "tiny", "--allow-urls", "a.org", "b.org"], prog="p", description="")
+    assert config.allow_urls == ("a.org", "b.org")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_it_listens_on_this_machine_alone_unless_told_otherwise():
     [
         (["--image_root", "/no/such/folder"], "--image_root /no/such/folder: no such folder; check the path"),
         (["--max_images", "-1"], "--max_images -1 must be at least 0"),
-        (["--gpu_memory_utilization", "2"], "--gpu_memory_utilization 2.0: must be above 0 and at most 1"),
+        (["--gpu_memory_utilization", "2"], "--gpu_memory_utilization 2 must be above 0 and at most 1"),
         (["--token_env", "NO_SUCH_KEY"], "--token_env NO_SUCH_KEY: the environment variable is not set"),
         (["--host", "0.0.0.0"], "--host 0.0.0.0 opens the server to the network"),
     ],
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(flags, told, capsys):
     ("command", "argv", "told"),
     [
         *((serve_rm, argv, told) for argv, told in table("cli/serve_rm", "a_bad_flag_ends_with_code_2")),
-        (serve_chat, ["--model", "m", "--max_model_lens", "9"], "did you mean --max-model-len?"),
+        (serve_chat, ["--model", "m", "--max_model_lens", "9"], "did you mean --max_model_len?"),
     ],
 )
 def test_a_bad_flag_ends_with_code_2(command, argv, told, capsys):

@@ -1,7 +1,6 @@
 """Training settings: what follows from the flags, what is refused, and how they are handed on."""
 
 import logging
-from pathlib import Path
 
 import pytest
 from helpers.tables import table
@@ -28,100 +27,83 @@ def sft(**changes: object) -> SFTConfig:
     return dotted.replace(SFTConfig(), given | {name.replace("__", "."): value for name, value in changes.items()})
 
 
-def test_the_clip_range_is_the_same_on_both_sides_unless_given():
-    assert resolve(ppo(actor__eps_clip=0.1)).actor.eps_clip_low_high == (0.1, 0.1)
-    assert resolve(ppo(actor__eps_clip_low_high=(0.2, 0.28))).actor.eps_clip_low_high == (0.2, 0.28)
+GAE = {"algo.advantage.estimator": "gae", "critic.num_gpus_per_node": 1, "reward.num_gpus_per_node": 1}
+BY_MODEL = {"reward.remote_url": None, "reward.model_name_or_path": "rm"}
+EPISODES = {"train.agent": "a.py", "reward.remote_url": None}
+LEVEL, THRESHOLD = "algo.advantage.is_correction_level", "algo.advantage.is_correction_threshold"
 
 
-def test_one_correction_threshold_is_an_upper_bound():
-    given = ppo(algo__advantage__is_correction_level="token", algo__advantage__is_correction_threshold=(2.0,))
-    assert resolve(given).algo.advantage.is_correction_threshold == (0.0, 2.0)
+@pytest.mark.parametrize(
+    ("changes", "flag", "value"),
+    [
+        ({"actor.eps_clip": 0.1}, "actor.eps_clip_low_high", (0.1, 0.1)),
+        ({"actor.eps_clip_low_high": (0.2, 0.28)}, "actor.eps_clip_low_high", (0.2, 0.28)),
+        # One threshold is an upper bound.
+        ({LEVEL: "token", THRESHOLD: (2.0,)}, THRESHOLD, (0.0, 2.0)),
+        # Only responses that are compared as wholes are not discounted.
+        (GAE | {"algo.advantage.gamma": 0.5}, "algo.advantage.gamma", 0.5),
+        ({"algo.advantage.estimator": "reinforce", "algo.advantage.gamma": 0.5}, "algo.advantage.gamma", 0.5),
+        ({}, "ds.packing_samples", False),
+        ({"train.dynamic_batch_enable": True}, "ds.packing_samples", True),
+        ({}, "rollout.vllm_generate_batch_size", 32),
+        ({"rollout.vllm_generate_batch_size": 16}, "rollout.vllm_generate_batch_size", 16),
+        # A critic starts from its own model, the reward model or the policy.
+        (GAE, "critic.model_name_or_path", "model"),
+        (GAE | BY_MODEL, "critic.model_name_or_path", "rm"),
+        (GAE | BY_MODEL | {"critic.model_name_or_path": "critic"}, "critic.model_name_or_path", "critic"),
+        (GAE | BY_MODEL | {"train.colocate_critic_reward": True}, "train.colocate_critic_reward", True),
+        # Where nothing gives rewards, the math verifier does.
+        ({"reward.remote_url": None}, "reward.remote_url", "math"),
+        (BY_MODEL, "reward.remote_url", None),
+        (EPISODES, "reward.remote_url", None),
+        ({"train.agent_func_path": "a.py", "reward.remote_url": None}, "reward.remote_url", None),
+        # Engines keep what episodes have read.
+        (EPISODES, "vllm.enable_prefix_caching", True),
+        (EPISODES | {"vllm.enable_prefix_caching": False}, "vllm.enable_prefix_caching", False),
+        ({}, "vllm.enable_prefix_caching", False),
+        (EPISODES | {"agent.branches": 4}, "agent.branches", 4),
+        ({"vllm.enable_sleep": True, "train.colocate_all": True}, "vllm.enable_sleep", True),
+        ({}, LEVEL, "off"),
+        ({"train.async_enable": True, LEVEL: "seq"}, LEVEL, "seq"),
+        # Batches need not be multiples of micro-batches.
+        (
+            {"train.batch_size": 10, "train.micro_batch_size": 4, "rollout.micro_batch_size": 512},
+            "train.batch_size",
+            10,
+        ),
+    ],
+)
+def test_what_is_open_follows_from_the_other_flags_and_what_is_given_stays(changes, flag, value):
+    assert dotted.get(resolve(dotted.replace(ppo(), changes)), flag) == value
 
 
-def test_responses_that_are_compared_as_wholes_are_not_discounted(caplog):
+@pytest.mark.parametrize(
+    ("config", "flag", "value", "said"),
+    [
+        (ppo(algo__advantage__gamma=0.5), "algo.advantage.gamma", 1.0, "--algo.advantage.gamma 0.5 is not used"),
+        (
+            dotted.replace(ppo(), GAE | {"train.colocate_critic_reward": True}),
+            "train.colocate_critic_reward",
+            False,
+            "--train.colocate_critic_reward is off",
+        ),
+        (ppo(vllm__enable_sleep=True), "vllm.enable_sleep", False, "--vllm.enable_sleep is off"),
+        (ppo(data__input_template="Question:"), "data.input_template", None, "has no {}"),
+        (sft(data__input_template="Question:"), "data.input_template", None, "has no {}"),
+        (ppo(train__async_enable=True), LEVEL, "token", "is token: with --train.async_enable"),
+        (ppo(rollout__oversample=1.25), LEVEL, "token", "is token: with --rollout.oversample"),
+    ],
+)
+def test_a_flag_that_is_changed_is_told(config, flag, value, said, caplog):
     with caplog.at_level(logging.WARNING):
-        for estimator, gamma in (("group_norm", 1.0), ("flash_reinforce", 1.0), ("reinforce", 0.5), ("gae", 0.5)):
-            changes = {"algo__advantage__estimator": estimator, "algo__advantage__gamma": 0.5}
-            resolved = resolve(ppo(**changes, critic__num_gpus_per_node=1))
-            assert resolved.algo.advantage.gamma == gamma
-    assert caplog.text.count("--algo.advantage.gamma 0.5 is not used") == 2
-
-
-def test_batches_by_tokens_are_packed():
-    assert not resolve(ppo()).ds.packing_samples
-    assert resolve(ppo(train__dynamic_batch_enable=True)).ds.packing_samples
-
-
-def test_batches_need_not_be_multiples_of_micro_batches():
-    resolve(ppo(train__batch_size=10, train__micro_batch_size=4, rollout__micro_batch_size=512))
+        assert dotted.get(resolve(config), flag) == value
+    assert said in caplog.text
 
 
 def test_a_batch_is_divided_among_groups_of_processes_that_share_samples():
     gpus = {"actor__num_gpus_per_node": 12, "ref__num_gpus_per_node": 6, "train__batch_size": 4}
     resolve(ppo(**gpus, ds__tensor_parallel_size=3))
     resolve(ppo(**gpus, ds__ulysses_size=3))
-
-
-def test_vllm_gets_as_many_prompts_as_a_step_has():
-    assert resolve(ppo()).rollout.vllm_generate_batch_size == 32
-    assert resolve(ppo(rollout__vllm_generate_batch_size=16)).rollout.vllm_generate_batch_size == 16
-
-
-def test_a_critic_starts_from_its_own_model_or_the_reward_model_or_the_policy():
-    gae = {"algo__advantage__estimator": "gae", "critic__num_gpus_per_node": 1, "reward__num_gpus_per_node": 1}
-    assert resolve(ppo(**gae)).critic.model_name_or_path == "model"
-    with_reward_model = ppo(**gae, reward__remote_url=None, reward__model_name_or_path="rm")
-    assert resolve(with_reward_model).critic.model_name_or_path == "rm"
-    own = dotted.replace(with_reward_model, {"critic.model_name_or_path": "critic"})
-    assert resolve(own).critic.model_name_or_path == "critic"
-    assert resolve(resolve(own)) == resolve(own)
-
-
-def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog):
-    flags = {"algo__advantage__estimator": "gae", "train__colocate_critic_reward": True}
-    with caplog.at_level(logging.WARNING):
-        assert resolve(ppo(**flags, critic__num_gpus_per_node=1)).train.colocate_critic_reward is False
-    assert "--train.colocate_critic_reward is off" in caplog.text
-    both = ppo(**flags, reward__remote_url=None, reward__model_name_or_path="rm")
-    assert resolve(both).train.colocate_critic_reward is True
-
-
-def test_an_environment_may_give_the_rewards_alone():
-    assert resolve(ppo(train__agent="a.py", reward__remote_url=None)).reward.remote_url is None
-    assert resolve(ppo(train__agent_func_path="a.py", reward__remote_url=None)).train.plays
-
-
-def test_engines_keep_what_episodes_have_read_unless_the_user_says_otherwise():
-    episodes = {"train__agent": "a.py", "reward__remote_url": None}
-    assert resolve(ppo(**episodes)).vllm.enable_prefix_caching
-    assert not resolve(ppo(**episodes, vllm__enable_prefix_caching=False)).vllm.enable_prefix_caching
-    assert not resolve(ppo()).vllm.enable_prefix_caching
-
-
-def test_episodes_may_branch():
-    assert resolve(ppo(train__agent="a.py", agent__branches=4)).agent.branches == 4
-
-
-def test_engines_that_share_no_gpu_do_not_sleep(caplog):
-    with caplog.at_level(logging.WARNING):
-        assert resolve(ppo(vllm__enable_sleep=True)).vllm.enable_sleep is False
-    assert "--vllm.enable_sleep is off" in caplog.text
-    assert resolve(ppo(vllm__enable_sleep=True, train__colocate_all=True)).vllm.enable_sleep is True
-
-
-def test_a_template_without_a_place_for_the_prompt_is_not_used(caplog):
-    with caplog.at_level(logging.WARNING):
-        assert resolve(ppo(data__input_template="Question:")).data.input_template is None
-        assert resolve(sft(data__input_template="Question:")).data.input_template is None
-    assert "has no {}" in caplog.text
-
-
-def test_where_nothing_gives_rewards_the_math_verifier_does():
-    assert resolve(ppo(reward__remote_url=None)).reward.remote_url == "math"
-    by_model = ppo(reward__remote_url=None, reward__model_name_or_path="rm")
-    assert resolve(by_model).reward.remote_url is None
-    playing = ppo(reward__remote_url=None, train__agent="digits")
-    assert resolve(playing).reward.remote_url is None
 
 
 @pytest.mark.parametrize(
@@ -254,12 +236,6 @@ def test_every_flag_has_a_default_and_a_help_text(config_class):
     assert isinstance(config_class(), config_class)
     for flag in dotted.leaf_types(config_class):
         assert help_of(config_class, flag).endswith("."), flag
-
-
-def test_a_user_reads_settings_from_their_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("stage.yaml").write_text("train.seed: 7\n", encoding="utf-8")
-    assert parse(PPOConfig, ["--config", "stage.yaml"], prog="p", description="d").train.seed == 7
 
 
 def test_a_run_that_is_not_given_a_name_is_named_after_the_minute():

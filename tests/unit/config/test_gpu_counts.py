@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -119,40 +120,43 @@ def test_all_gpus_are_shared_where_the_plan_asks_for_that():
     assert (config.train.colocate_all, config.actor.gpus, config.ref.gpus, config.vllm.gpus) == (True, 8, 8, 8)
 
 
-def test_models_that_must_have_gpus_of_their_own_and_do_not_fit_are_refused():
-    apart = {"train.colocate_all": False}
-    with pytest.raises(
-        UserError, match="^actor, ref, engines need 3 GPUs or more, and this machine has 2; let them take turns"
-    ):
-        settled_counts(ppo(apart), ask=lambda: GPUS[2])
-    with pytest.raises(
-        UserError, match="^actor, engines need 2 GPUs or more, and this machine has 2, of which other flags take 1"
-    ):
-        settled_counts(ppo(apart | {"ref.num_gpus_per_node": 1}), ask=lambda: GPUS[2])
-    with pytest.raises(UserError, match="this machine has 2; take a machine with more, or name their counts"):
-        settled_counts(ppo({"train.async_enable": True}), ask=lambda: GPUS[2])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"train.colocate_all": False},
+            "^actor, ref, engines need 3 GPUs or more, and this machine has 2; let them take turns",
+        ),
+        (
+            {"train.colocate_all": False, "ref.num_gpus_per_node": 1},
+            "^actor, engines need 2 GPUs or more, and this machine has 2, of which other flags take 1",
+        ),
+        ({"train.async_enable": True}, "this machine has 2; take a machine with more, or name their counts"),
+    ],
+)
+def test_models_that_must_have_gpus_of_their_own_and_do_not_fit_are_refused(changes, said):
+    with pytest.raises(UserError, match=said):
+        settled_counts(ppo(changes), ask=lambda: GPUS[2])
 
 
-def test_named_counts_that_are_not_there_are_refused_with_what_is():
-    named = {"actor.num_gpus_per_node": 8, "ref.num_gpus_per_node": 8, "vllm.num_engines": 1}
-    config = dotted.replace(ppo(named), settled_counts(ppo(named)))
-    assert needed_gpus(config) == 17
-    with pytest.raises(
-        UserError, match=re.escape("the run asks for 17 GPUs (actor 8, ref 8, engines 1), and this machine has 8;")
-    ):
-        check_offered(config, GPUS[8])
-    few = dotted.replace(config, {"actor.num_gpus_per_node": 4, "ref.num_gpus_per_node": 3})
-    check_offered(few, GPUS[8])
-
-
-def test_on_cpus_as_many_ranks_as_cores_are_taken_and_more_are_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("counts", "offer", "said"),
+    [
+        ((8, 8), GPUS[8], "the run asks for 17 GPUs (actor 8, ref 8, engines 1), and this machine has 8;"),
+        ((4, 3), GPUS[8], None),
+        # On CPUs as many ranks as cores.
+        ((2, 2), CPU, None),
+        ((8, 2), CPU, "the run asks for 11 GPUs (actor 8, ref 2, engines 1), and this machine has none, and 2 cores"),
+    ],
+)
+def test_named_counts_that_are_not_there_are_refused_with_what_is(counts, offer, said, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    two = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "vllm.num_engines": 1}
-    check_offered(dotted.replace(ppo(two), settled_counts(ppo(two))), CPU)
-    eight = two | {"actor.num_gpus_per_node": 8}
-    told = "the run asks for 11 GPUs (actor 8, ref 2, engines 1), and this machine has none, and 2 cores"
-    with pytest.raises(UserError, match=f"^{re.escape(told)}"):
-        check_offered(dotted.replace(ppo(eight), settled_counts(ppo(eight))), CPU)
+    policy, reference = counts
+    named = {"actor.num_gpus_per_node": policy, "ref.num_gpus_per_node": reference, "vllm.num_engines": 1}
+    config = dotted.replace(ppo(named), settled_counts(ppo(named)))
+    assert needed_gpus(config) == policy + reference + 1
+    with nullcontext() if said is None else pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        check_offered(config, offer)
 
 
 @pytest.mark.parametrize(

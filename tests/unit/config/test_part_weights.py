@@ -96,38 +96,28 @@ reward:
         parse_settings("reward.part_weights:\n  {a: 1, a: 2}", known, source="run.yaml")
 
 
-def judged(spec: str, response: str, label: str) -> float:
-    return verifier_from(spec).score(Item(prompt="", response=response, label=label)).score
-
-
-def test_a_name_alone_is_the_verifier_with_its_defaults():
-    assert judged("number", "<answer>3</answer>", "3") == 1.0
-    assert judged("list", "<answer>2, 1</answer>", "1, 2") == 0.0
-    assert judged("exact", "<answer>Red</answer>", "red") == 0.0
-
-
-def test_switches_follow_a_colon():
-    assert judged("list:unordered", "<answer>2, 1</answer>", "1, 2") == 1.0
-    assert judged("exact:ignore_case", "<answer>Red</answer>", "red") == 1.0
-
-
-def test_a_composition_names_its_parts_and_weights():
-    item = Item(prompt="", response="<think>x</think><answer>4</answer>", label="3")
-    for spec in ("composition:math=2,format=0.25", "math=2,format=0.25"):
-        score = verifier_from(spec).score(item)
-        assert (score.reward, score.score) == (0.25, 0.0)
-
-
-def test_a_selected_part_judges_the_labels_that_name_it():
-    spec = "composition:select.choice,select.number"
-    assert judged(spec, "<answer>(B)</answer>", "choice: B") == 1.0
-    assert judged(spec, "<answer>7</answer>", "number: 7") == 1.0
-
-
-def test_flags_with_values_follow_a_colon_too():
-    item = Item(prompt="", response="<think>x</think><answer>4</answer>", label="4")
-    assert verifier_from("math:accuracy_weight=2, format_weight=0.25").score(item).reward == 2.25
-    assert verifier_from("list:unordered,format_weight=0").score(item).reward == 1.0
+@pytest.mark.parametrize(
+    ("spec", "response", "label", "score", "reward"),
+    [
+        ("number", "<answer>3</answer>", "3", 1.0, None),
+        ("list", "<answer>2, 1</answer>", "1, 2", 0.0, None),
+        ("exact", "<answer>Red</answer>", "red", 0.0, None),
+        # Switches and flags with values follow a colon.
+        ("list:unordered", "<answer>2, 1</answer>", "1, 2", 1.0, None),
+        ("exact:ignore_case", "<answer>Red</answer>", "red", 1.0, None),
+        ("math:accuracy_weight=2, format_weight=0.25", "<think>x</think><answer>4</answer>", "4", 1.0, 2.25),
+        ("list:unordered,format_weight=0", "<think>x</think><answer>4</answer>", "4", 1.0, 1.0),
+        ("composition:math=2,format=0.25", "<think>x</think><answer>4</answer>", "3", 0.0, 0.25),
+        ("math=2,format=0.25", "<think>x</think><answer>4</answer>", "3", 0.0, 0.25),
+        # A selected part judges the labels that name it.
+        ("composition:select.choice,select.number", "<answer>(B)</answer>", "choice: B", 1.0, None),
+        ("composition:select.choice,select.number", "<answer>7</answer>", "number: 7", 1.0, None),
+    ],
+)
+def test_a_spec_is_a_verifier_with_its_settings(spec, response, label, score, reward):
+    found = verifier_from(spec).score(Item(prompt="", response=response, label=label))
+    assert found.score == score
+    assert reward is None or found.reward == reward
 
 
 def test_a_judge_is_described_by_its_flags():

@@ -41,33 +41,3 @@ def test_groups_with_a_shared_prefix_are_packed_rows_too():
     resolve(ppo(**one_sample, **{"ds.packing_samples": True}))
     with pytest.raises(UserError, match="splits packed sequences; add --ds.packing_samples"):
         resolve(ppo(**one_sample))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (ppo(**{"ds.ulysses_size": 0}), "--ds.ulysses_size 0 must be at least 1"),
-        (sft(**{"ds.ulysses_size": -1}), "--ds.ulysses_size -1 must be at least 1"),
-        (
-            ppo(**{"ds.tensor_parallel_size": 2}),
-            "--ds.ulysses_size 2 requires that --ds.tensor_parallel_size is 1: both take the attention heads apart",
-        ),
-        (
-            ppo(**{"train.shared_prefix_enable": False}),
-            "--ds.ulysses_size 2 splits packed sequences; add --ds.packing_samples",
-        ),
-        (sft(**{"ds.packing_samples": False}), "--ds.ulysses_size 2 splits packed sequences; add --ds.packing_samples"),
-        (
-            ppo(**{"actor.num_gpus_per_node": 3}),
-            "--ds.ulysses_size 2 does not divide the 3 GPUs of --actor.num_nodes x --actor.num_gpus_per_node",
-        ),
-        (
-            ppo(**{"ref.num_gpus_per_node": 1, "algo.kl.init_coef": 0.1}),
-            "--ds.ulysses_size 2 does not divide the 1 GPUs of --ref.num_nodes x --ref.num_gpus_per_node",
-        ),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_shared_is_refused(config, message):
-    with pytest.raises(UserError) as refused:
-        resolve(config)
-    assert str(refused.value).startswith(message)

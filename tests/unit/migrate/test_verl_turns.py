@@ -12,8 +12,6 @@ from lmm_r1.migrate import convert
 from lmm_r1.migrate.verl import VERL
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-MULTI_TURN = f"{ROLLOUT}.multi_turn"
-TOOLS = {"enable": True, "tool_config_path": "tools/geo.yaml"}
 
 
 def converted(values: dict[str, object]) -> tuple[dict[str, object], dict[str, str]]:
@@ -30,10 +28,6 @@ def crops(rollout: dict[str, object] | None = None, **more: object) -> tuple[dic
     values: dict[str, object] = {f"{ROLLOUT}.name": "vllm_multi_turn_tool_call"}
     values |= {f"{ROLLOUT}.{name}": value for name, value in (rollout or {}).items()}
     return converted(values | {name.replace("__", "."): value for name, value in more.items()})
-
-
-def tools(**multi_turn: object) -> tuple[dict[str, object], dict[str, str]]:
-    return converted({f"{MULTI_TURN}.{name}": value for name, value in multi_turn.items()})
 
 
 def test_crops_without_further_settings_have_mini_o3s_defaults():
@@ -115,36 +109,6 @@ def test_multiple_choice_of_mini_o3_is_judged_by_a_rule_where_no_judge_stands_ab
     flags, _ = crops(**rule, custom_reward_function__path="mine.py")
     assert flags["reward.remote_url"] == "mine.py:compute_score"
     assert "reward.part_weights" not in flags
-
-
-@pytest.mark.parametrize(
-    ("bounds", "turns"),
-    [
-        ({"max_assistant_turns": 4}, 4),
-        # Behind the last answer the policy speaks once more.
-        ({"max_user_turns": 4}, 5),
-        ({"max_assistant_turns": 4, "max_user_turns": 2}, 3),
-        # A third of 512 + 512 tokens, as verl's documentation has it.
-        ({}, 341),
-    ],
-)
-def test_turns_of_verl_are_counted_by_who_speaks(bounds, turns):
-    flags, notes = tools(**TOOLS, **bounds)
-    assert flags["agent.max_turns"] == turns
-    assert f"--agent.max_turns {turns}" in notes[f"{MULTI_TURN}.max_assistant_turns, {MULTI_TURN}.max_user_turns"]
-
-
-def test_who_answers_in_verl_is_written_anew_in_a_file_beside_its_own():
-    flags, notes = tools(**TOOLS)
-    assert (flags["train.agent"], flags["agent.overturn"]) == ("tools/geo.py", "keep")
-    assert "a list TOOLS in tools/geo.py" in notes[f"{MULTI_TURN}.tool_config_path"]
-    flags, notes = tools(enable=True, interaction_config_path="talk.yaml")
-    assert flags["train.agent"] == "talk.py"
-    assert "a class Environment in talk.py" in notes[f"{MULTI_TURN}.interaction_config_path"]
-    flags, notes = tools(enable=True, max_assistant_turns=3)
-    assert "train.agent" not in flags
-    assert notes[f"{MULTI_TURN}.enable"].endswith("nobody answers a turn, so responses have one turn")
-    assert notes[f"{MULTI_TURN}.max_assistant_turns"].startswith("it has no effect")
 
 
 def test_settings_of_episodes_are_of_no_use_to_single_responses():

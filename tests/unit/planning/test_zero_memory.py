@@ -8,7 +8,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.models.adapters import packed_bytes
 from lmm_r1.planning.pass_memory import BUCKET, ModelSize, ZeroSettings, gathered_bytes, trained_states
-from lmm_r1.planning.ppo_plan import zero_settings
+from lmm_r1.planning.run_plan import zero_settings
 
 # A model of 3.2 billion numbers in bf16, all of them trained.
 BILLION = 10**9

@@ -1,18 +1,17 @@
-"""The plan of an RL run: who is on which GPU, what each holds there, and the passes of its updates."""
+"""The plans of RL and supervised runs: who is on which GPU, what each holds there, and the passes of its updates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lmm_r1.config import PPOConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SupervisedConfig, model_path
 from lmm_r1.config.hardware import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.config.ppo import MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS, PlacedModel
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.shared import EIGHT_BIT, OptimizerConfig
-from lmm_r1.generation.media_store import compact
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
-from lmm_r1.models.loading import Role, rl_settings
+from lmm_r1.models.loading import LoadSettings, Role, load_settings, rl_settings, trained_settings
 from lmm_r1.planning.estimates import (
     DRIVER,
     PROCESS,
@@ -22,7 +21,9 @@ from lmm_r1.planning.estimates import (
     PlanImage,
     estimate,
 )
-from lmm_r1.planning.pass_memory import MASTER_BYTES, ZeroSettings
+from lmm_r1.planning.pass_memory import MASTER_BYTES
+from lmm_r1.planning.pass_memory import Role as PlannedRole
+from lmm_r1.planning.pass_memory import ZeroSettings
 from lmm_r1.planning.plan import (
     Device,
     Phase,
@@ -38,8 +39,6 @@ from lmm_r1.planning.plan import (
 TOKEN_STEP = 256
 # Share of a GPU's memory that passes larger than usual leave free.
 SPARE_SHARE = 0.15
-# Bytes of a sample's token in the run's process: an id and a log-prob as Python objects, 36 and 32, and four tensors.
-SAMPLE_TOKEN_BYTES = 96
 
 
 def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = None) -> Plan:
@@ -73,7 +72,7 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
     return Plan(
         machine=machine,
         devices=devices,
-        host=_host(config, machine, devices, image),
+        host=_host(config, machine, devices),
         pass_tokens=tokens,
         fitting_tokens=fitting,
         longest=longest,
@@ -153,7 +152,8 @@ def _log_prob_tokens(
                 # As it would be built if it were not trained.
                 trained: Role = "policy" if model.role == "policy" else "critic"
                 frozen: Role = "reference" if trained == "policy" else "reward"
-                settings = _settings(config, frozen, path=model_path(config, trained))
+                path = path_of(config, trained)
+                settings = model_settings(config, frozen, path=path, load=rl_settings(config, frozen))
                 passes = estimate(settings, image).passes
             room = device.beside_engine(usable=usable, sleeps=True, tokens=0) - model.gathered
             room -= model.estimate.size.merging_bytes
@@ -176,15 +176,14 @@ def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel
     # vLLM holds the weights whole and unquantized, whatever the training does with them.
     load = replace(rl_settings(config, "reference"), load_in_4bit=False, freeze_prefix=())
     return planned_engine(
-        ModelSettings(path=model_path(config, "policy"), role="reference", load=load),
+        ModelSettings(path=path_of(config, "policy"), role="reference", load=load),
         machine,
         utilization=vllm.gpu_memory_utilization,
         room=room,
         responses=-(-prompts * config.rollout.n_samples_per_prompt // vllm.engines),
         gpus=vllm.tensor_parallel_size,
         sleeps=bool(vllm.enable_sleep),
-        ranks=max(1, vllm.gpus // config.actor.nodes),
-        copies=vllm.engines,
+        ranks=max(1, vllm.gpus // config.actor.nodes) if machine.gpu_bytes is not None else vllm.engines,
         process=PROCESS,
     )
 
@@ -195,7 +194,7 @@ def counts_tokens(config: PPOConfig) -> bool:
     return config.train.dynamic_batch_enable or shares
 
 
-def model_path(config: PPOConfig, role: Role) -> str:
+def path_of(config: PPOConfig, role: Role) -> str:
     """Return the checkpoint of one of a run's models."""
     own = {"critic": config.critic.model_name_or_path, "reward": config.reward.model_name_or_path}
     path = own.get(role, config.actor.model_name_or_path)
@@ -203,42 +202,36 @@ def model_path(config: PPOConfig, role: Role) -> str:
     return path
 
 
-def _settings(config: PPOConfig, role: Role, *, path: str, bytes_per_gradient: int = 0) -> ModelSettings:
-    trained, actor, load = role in ("policy", "critic"), config.actor, rl_settings(config, role)
+def model_settings(
+    config: PPOConfig | SupervisedConfig, role: PlannedRole, *, path: str, load: LoadSettings
+) -> ModelSettings:
+    """Return how a run builds one of its models."""
+    trained = role in ("policy", "critic")
+    group = config.actor if isinstance(config, PPOConfig) else config.model
     return ModelSettings(
         path=path,
         role=role,
         load=load if trained else replace(load, freeze_visual_encoder=False, freeze_prefix=()),
-        checkpointing=trained and bool(actor.gradient_checkpointing_enable),
-        reentrant=actor.gradient_checkpointing_reentrant,
-        entropy=role == "policy" and actor.entropy_coef is not None,
-        bytes_per_gradient=bytes_per_gradient,
+        checkpointing=trained and bool(group.gradient_checkpointing_enable),
+        reentrant=group.gradient_checkpointing_reentrant,
+        entropy=role == "policy" and isinstance(config, PPOConfig) and config.actor.entropy_coef is not None,
     )
 
 
 def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage | None) -> PlannedModel:
     """Return one model's process; its passes are settled later."""
-    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     own: dict[Role, PlacedModel] = {"critic": config.critic, "reference": config.ref, "reward": config.reward}
     group = own.get(role, config.actor)
     on_gpu, trained = machine.gpu_bytes is not None, role in ("policy", "critic")
     optim = group.optim if isinstance(group, OptimizerConfig) else ""
     # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
     zero = zero_settings(config, optim, ranks=max(1, group.gpus), on_gpu=on_gpu, passes=2)
-    gradients = not on_gpu and zero.stage in (1, 2) and not zero.sums_alone
     return planned_model(
-        _settings(
-            config,
-            role,
-            path=model_path(config, role),
-            bytes_per_gradient=WIDTHS[config.ds.param_dtype] if gradients else 0,
-        ),
+        model_settings(config, role, path=path_of(config, role), load=rl_settings(config, role)),
         zero,
         image=image,
         ranks=group.gpus_per_node,
         gpus=group.gpus,
-        cache_gib=config.ds.image_cache_gib,
-        keeps=not trained and config.train.num_episodes > 1,
         offload=bool(config.ref.offload if role == "reference" else config.reward.offload),
         sleeps=on_gpu and trained and bool(config.ds.enable_sleep) and not config.ds.adam_offload,
         averages=role == "policy" and config.train.enable_ema,
@@ -252,8 +245,7 @@ def _devices(
     train = config.train
     if machine.gpu_bytes is None:
         processes = [model for model in models.values() for _ in range(model.ranks)]
-        overlaps = train.async_enable
-        return [Device(name="the machine", models=processes, engine=engine, bucket=0, overlaps=overlaps)]
+        return [Device(name="the machine", models=processes, engine=engine, bucket=0)]
 
     def place(role: Role) -> Role:
         """Return the first of those that a model shares its GPUs with."""
@@ -291,17 +283,11 @@ def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
     )
 
 
-def _host(config: PPOConfig, machine: Machine, devices: list[Device], image: PlanImage | None) -> list[Phase]:
+def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Phase]:
     """Return the phases of one machine's host memory."""
     models = [model for device in devices for model in device.models]
     engine = next(device.engine for device in devices if device.engine is not None)
     parts = [Phase(name="the run's process and Ray's", size=DRIVER)]
-    if config.train.async_enable:
-        # Images wait once per prompt, and those that episodes show later are not known.
-        media = compact(image.media).nbytes if image is not None and isinstance(image.media, dict) else 0
-        samples = config.rollout.n_samples_per_prompt * config.data.max_len * SAMPLE_TOKEN_BYTES
-        waiting = config.train.async_queue_size * (config.rollout.batch_size or MOST_PROMPTS)
-        parts.append(Phase(name="rollouts made ahead", size=waiting * (media + samples)))
     if machine.gpu_bytes is None:
         return parts
     processes = sum(model.ranks for model in models) + engine.ranks
@@ -310,3 +296,65 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device], image: Pla
         parts.append(Phase(name="engines, asleep", size=engine.host * engine.ranks))
     kept = sum(model.kept * model.ranks for model in models)
     return [*parts, *stored_phases(models, kept=kept, stage=stage_of(config))]
+
+
+# A pair of responses.
+SIDES = 2
+
+
+def plan_supervised(
+    config: SupervisedConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None = None
+) -> Plan:
+    """Return the plan of a run whose settings are resolved.
+
+    The longest row, or pair without a common prefix, is assumed to fill a pass: what else a micro-batch holds depends on
+    the rows.
+
+    Args:
+        processes: of the run, each with its own GPU if there are GPUs.
+        per_machine: how many of them are on one machine.
+        image: a conversation with an image, for a run that has images.
+    """
+    longest, on_gpu, train = config.data.max_len, machine.gpu_bytes is not None, config.train
+    samples = SIDES if isinstance(config, DPOConfig | RMConfig) else 1
+    shares = isinstance(config, DPOConfig | RMConfig) and config.train.shared_prefix_enable
+    passes = 2 if train.batch_size > train.micro_batch_size * processes else 1
+    zero = zero_settings(config, config.optim, ranks=processes, on_gpu=on_gpu, passes=passes)
+
+    def frozen(role: PlannedRole, *, path: str | None, offload: bool) -> None:
+        """Add a frozen model to the process of the trained one, whose features of images it uses."""
+        load = load_settings(config, share_prefix=shares)
+        settings = model_settings(config, role, path=path or model_path(config), load=load)
+        model = planned_model(settings, zero, image=image, ranks=per_machine, gpus=processes, offload=offload)
+        models.append(replace(model, pass_tokens=samples * longest, context=0))
+
+    role: PlannedRole = "critic" if isinstance(config, RMConfig) else "policy"
+    load = trained_settings(config, share_prefix=shares)
+    settings = model_settings(config, role, path=model_path(config), load=load)
+    trained = planned_model(settings, zero, image=image, ranks=per_machine, gpus=processes)
+    models = [replace(trained, pass_tokens=samples * longest)]
+    if isinstance(config, DPOConfig) and config.needs_reference_model:
+        frozen("reference", path=config.ref.model_name_or_path, offload=config.ref.offload)
+    if isinstance(config, KDConfig):
+        frozen("teacher", path=config.teacher.model_name_or_path, offload=config.teacher.offload)
+    device = Device(
+        name="each GPU" if on_gpu else "the machine",
+        models=models if on_gpu else models * per_machine,
+        engine=None,
+        bucket=0,
+    )
+    host = []
+    if on_gpu:
+        kept = max(model.kept for model in models) * per_machine
+        stored = stored_phases(models, kept=kept, stage=stage_of(config))
+        host = [Phase(name="processes", size=PROCESS * per_machine), *stored]
+    room = device.room(models[0], usable=machine.usable)
+    return Plan(
+        machine=machine,
+        devices=[device],
+        host=host,
+        pass_tokens=None,
+        fitting_tokens=models[0].passes.tokens(room, step=TOKEN_STEP) // samples,
+        longest=longest,
+        engine_share=None,
+    )
