@@ -43,7 +43,7 @@ Asked: TypeAlias = str | tuple[int, int]
 """A text, or the width and height of an image."""
 
 
-def derive(model: str, output: Path) -> Mapping[Capability, Confirmation]:
+def derive(model: str, output: Path) -> Mapping[str, Confirmation]:
     """Return what works for a model whose architecture has no kit, and write its kit to a file if it can be trained."""
     try:
         own = kit_of(model)

@@ -68,9 +68,9 @@ def report(config: ReportConfig) -> None:
         write_atomically(output, text=build_comparison(runs, max_rollouts=config.max_rollouts))
         _say(f"in brackets, differences to {names[0]}")
         files = row_files(runs)
-        for compared in (one for match in match_stages(runs) for one in compared_rows(match, files=files)):
-            scores = [(cell.scores, cell.change) for cell in compared.cells]
-            _say(f"{names[compared.run]}, {_told(compared.row, files, scores)}")
+        for place, row in (one for match in match_stages(runs) for one in compared_rows(match, files=files)):
+            scores = [(cell.scores, cell.change) for cell in row.held_out]
+            _say(f"{names[place]}, {_told(row, files, scores)}")
     else:
         output = config.output or run.folder / "report.html"
         page = build_report(run, seconds=config.seconds, max_rollouts=config.max_rollouts)
