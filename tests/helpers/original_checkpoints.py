@@ -13,14 +13,6 @@ GEO3K = "data.train_files=hiyouga/geometry3k@train data.val_files=hiyouga/geomet
 GEO3K_FLAGS = {"data.prompt_dataset": "hiyouga/geometry3k", "eval.dataset": "hiyouga/geometry3k"}
 
 
-def named(name: str) -> dict[str, object]:
-    return {"logger.wandb.run_name": name, "ckpt.output_dir": f"checkpoints/easy_r1/{name}"}
-
-
-def a_model(path: str, name: str) -> dict[str, object]:
-    return {"actor.model_name_or_path": path, **named(name)}
-
-
 VL7B, VL3B = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
 BF16 = "worker.actor.fsdp.torch_dtype=bf16 worker.actor.optim.strategy=adamw_bf16"
 ONE_ENGINE_PER_GPU = {"vllm.num_engines": 8, "vllm.tensor_parallel_size": 1}
@@ -28,20 +20,6 @@ ONE_ENGINE_PER_GPU = {"vllm.num_engines": 8, "vllm.tensor_parallel_size": 1}
 NO_REFERENCE = dict.fromkeys(("ref.offload", "ref.num_nodes", "ref.num_gpus_per_node"))
 EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
     "qwen2_5_7b_math_grpo": ("", {}, set()),
-    "qwen2_5_vl_7b_geo3k_grpo": (
-        f"{GEO3K} worker.actor.model.model_path={VL7B} trainer.experiment_name=qwen2_5_vl_7b_geo_grpo",
-        GEO3K_FLAGS | a_model(VL7B, "qwen2_5_vl_7b_geo_grpo"),
-        set(),
-    ),
-    "qwen2_5_vl_3b_geo3k_grpo": (
-        f"{GEO3K} worker.actor.model.model_path={VL3B} worker.rollout.tensor_parallel_size=1 "
-        "trainer.experiment_name=qwen2_5_vl_3b_geo_grpo trainer.n_gpus_per_node=2",
-        GEO3K_FLAGS
-        | a_model(VL3B, "qwen2_5_vl_3b_geo_grpo")
-        | {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2}
-        | {"vllm.num_engines": 2, "vllm.tensor_parallel_size": 1},
-        set(),
-    ),
     "qwen2_5_vl_32b_geo3k_grpo": (
         f"{GEO3K} worker.actor.micro_batch_size_per_device_for_update=1 "
         f"worker.actor.micro_batch_size_per_device_for_experience=8 {BF16} worker.rollout.tensor_parallel_size=8 "
@@ -95,14 +73,6 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "worker.rollout.max_num_batched_tokens",
         },
     ),
-    "qwen2_5_vl_7b_geo3k_dapo": (
-        f"{GEO3K} worker.actor.clip_ratio_high=0.28 algorithm.disable_kl=True algorithm.online_filtering=True",
-        GEO3K_FLAGS
-        | {"actor.eps_clip_low_high": [0.2, 0.28], "algo.kl.init_coef": 0.0, "algo.dynamic_filtering_enable": True}
-        | {"algo.dynamic_filtering_max_batches": 20, "algo.dynamic_filtering_range": [0.01, 0.99]}
-        | {"algo.kl.use_loss": None, "algo.kl.estimator": None, **NO_REFERENCE},
-        set(),
-    ),
     "qwen2_5_vl_7b_geo3k_gspo": (
         f"{GEO3K} worker.actor.loss_type=gspo_token worker.actor.loss_avg_mode=seq worker.actor.clip_ratio_low=3e-4 "
         "worker.actor.clip_ratio_high=4e-4 algorithm.disable_kl=True",
@@ -110,19 +80,6 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         | {"actor.policy_loss_type": "gspo_token", "actor.loss_agg_mode": "seq-mean-token-mean"}
         | {"actor.eps_clip_low_high": [3e-4, 4e-4]}
         | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None, **NO_REFERENCE},
-        set(),
-    ),
-    "qwen2_5_vl_7b_geo3k_cispo": (
-        f"{GEO3K} worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0 worker.actor.clip_ratio_high=4",
-        GEO3K_FLAGS
-        | {"actor.policy_loss_type": "cispo", "actor.eps_clip_low_high": [0.0, 4.0], "actor.dual_clip": None},
-        set(),
-    ),
-    "qwen2_5_vl_7b_geo3k_sapo": (
-        f"{GEO3K} worker.actor.loss_type=sapo worker.actor.tau_positive=1.0 worker.actor.tau_negative=1.05",
-        GEO3K_FLAGS
-        | {"actor.policy_loss_type": "sapo", "actor.sapo_temperature_pos": 1.0, "actor.sapo_temperature_neg": 1.05}
-        | {"actor.eps_clip_low_high": None, "actor.dual_clip": None},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_reinforce": (
@@ -161,14 +118,6 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         },
         set(),
     ),
-    "qwen2_5_vl_3b_clevr70k_grpo": (
-        "data.train_files=BUAADreamer/clevr_count_70k@train data.val_files=BUAADreamer/clevr_count_70k@test "
-        "worker.rollout.tensor_parallel_size=1",
-        {"data.prompt_dataset": "BUAADreamer/clevr_count_70k", "eval.dataset": "BUAADreamer/clevr_count_70k"}
-        | ONE_ENGINE_PER_GPU,
-        set(),
-    ),
-    "glm4.1v_base_geo3k_grpo": (f"{GEO3K} worker.actor.padding_free=False", GEO3K_FLAGS, set()),
 }
 
 LMM_R1_FLAGS = {
