@@ -112,7 +112,7 @@ def test_a_command_that_finds_no_room_for_temporary_files_says_so(work):
     assert said.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("argv", [["help"], ["kits"], ["train_ppo_ray", "--help"]])
+@pytest.mark.parametrize("argv", [["help"], ["train_ppo_ray", "--help"]])
 def test_what_a_command_prints_into_a_file_on_a_full_disk_ends_it_with_a_sentence(argv, tmp_path):
     with open("/dev/full", "w") as full:
         said = ended(sys.executable, "-m", "lmm_r1.cli", *argv, work=tmp_path, stdout=full.fileno())
