@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.double_precision import DoublePrecision, in_double
 from helpers.passes import logits_of, next_log_probs
 from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import encode, make_actor, pad
 
-from lmm_r1.checkpoints.merge_job import DoublePrecision, in_double
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict

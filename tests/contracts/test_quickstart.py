@@ -12,9 +12,10 @@ from helpers.tables import commands_of
 from lmm_r1.cli import init
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_tiny_model import TinyModelConfig
-from lmm_r1.config import PPOConfig, SFTConfig, resolve, sized_ppo, sized_supervised
+from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config import evaluate as evaluation
 from lmm_r1.config import generation as chat
+from lmm_r1.config import resolve, sized_ppo, sized_supervised
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.file_commands import CheckDataConfig
 from lmm_r1.config.generation import ChatConfig

@@ -1,12 +1,12 @@
 import io
 import json
 
+import datasets
 import pandas
 import pytest
 from helpers.conversations import load_rows
 from PIL import Image
 
-import datasets
 from lmm_r1.data.files import read_records, read_row_file, write_row_folder
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of

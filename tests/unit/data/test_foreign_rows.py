@@ -4,11 +4,11 @@ import io
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 from helpers.tables import frozen, table
 from PIL import Image
 
-import datasets
 from lmm_r1.config.file_commands import CheckDataConfig
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import read_row_file

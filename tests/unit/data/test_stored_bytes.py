@@ -6,13 +6,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
 from helpers.conversations import load_rows
 from PIL import Image
 
-import datasets
 from lmm_r1.data import arrow
 from lmm_r1.data.arrow import FEWEST_BYTES
 from lmm_r1.data.files import all_records, read_records

@@ -2,10 +2,10 @@
 
 import os
 
+import datasets
 import pytest
 from helpers.conversations import message, row
 
-import datasets
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.data.training_rows import PromptStream, blend, check_prompt, files_of_rows, parse_dataset_spec
 from lmm_r1.errors import UserError
