@@ -47,7 +47,7 @@ gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder, those with other kits than `SOME` as `full`, and put the files of slow ones first.
+    """Mark tests by their folder, those of other kits than `SOME` as `full`, and put the files of slow ones first.
 
     A slow one that came last would keep one worker while the other has nothing to do.
     """
@@ -57,9 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         values = (
             item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         )
-        kits = {value for value in values if isinstance(value, str) and value in KITS}
-        # A kit's own tests are with the others of its room.
-        if kits and not kits & SOME and item.path.parent.name != "lmm_kits":
+        kits = {value for value in values if isinstance(value, str)}
+        if item.path.parent.name == "lmm_kits":
+            # A file that is named after its kit; `llm` stands for all without images.
+            kits = {item.path.stem.removeprefix("test_")} - {"llm"}
+        kits &= KITS.keys()
+        if kits and not kits & SOME:
             item.add_marker(pytest.mark.full)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

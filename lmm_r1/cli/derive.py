@@ -55,8 +55,8 @@ def derive(model: str, output: Path) -> Mapping[str, Confirmation]:
         try:
             file = Discovery(*write_small(model, Path(folder))).kit_file()
         except Unconfirmed as error:
-            findings = dict.fromkeys(CAPABILITIES, Confirmation(confirmed=False, reason="needs sft"))
-            return {**findings, "sft": Confirmation(confirmed=False, reason=str(error))}
+            reasons = dict.fromkeys(CAPABILITIES, "needs sft") | {"sft": str(error)}
+            return {name: Confirmation(confirmed=False, reason=reason) for name, reason in reasons.items()}
         file = Checks(folder=Path(folder), file=file).confirmed()
     if file.capabilities["sft"].confirmed:
         write_json_object(output, file.data)

@@ -34,7 +34,13 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[None, Speculation(tokens=4)], ids=["plain", "guessing"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(None, id="plain"),
+        pytest.param(Speculation(tokens=4), id="guessing", marks=pytest.mark.full),
+    ],
+)
 def run(request: pytest.FixtureRequest, padded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineRun]:
     checkpoint, policy = Checkpoint(str(padded)), make_actor(padded, ban_media_tokens=True, temperature=2.0)
     banned = list(checkpoint.banned_token_ids)

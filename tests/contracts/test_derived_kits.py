@@ -24,11 +24,10 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.value_model import KitValueModel
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "kits.md"
-# What the checks find, made by `python -m helpers.kitless`; docs/kits.md shows it.
+# What the checks find.
 VERDICTS: dict[str, dict[str, str]] = table("contracts/test_derived_kits", "verdicts")
-# These two are checked in every test run: text positions and packed rows of tokens, and layers of another kind.
-ALWAYS = ("lfm2_vl", "mistral3")
+# Checked in every test run.
+ALWAYS = ("mistral3",)
 
 
 @pytest.fixture(scope="module")
@@ -66,28 +65,6 @@ def derive_into(folder: Path, model: Path) -> dict[str, str]:
 def test_the_checks_find_what_the_docs_say(name, model_of, no_engine, tmp_path):
     assert without_rl(derive_into(tmp_path, model_of(name))) == without_rl(VERDICTS[name])
     assert (tmp_path / "kit.json").exists() == (VERDICTS[name]["sft"] == "yes")
-
-
-def test_the_docs_show_the_verdicts():
-    shown = DOCS.read_text().partition("<!-- derived -->\n")[2].partition("\n<!-- /derived -->")[0]
-    assert shown == docs_table()
-
-
-def docs_table() -> str:
-    """Return the table and the reasons as docs/kits.md has them."""
-    head = ("architecture", *(name for name in CAPABILITIES if name != "video"))
-    lines = [head, tuple("---" for _ in head)]
-    notes = []
-    for name in KITLESS:
-        verdicts = VERDICTS[name]
-        lines.append((f"`{name}`", *("yes" if verdicts[column] == "yes" else "no" for column in head[1:])))
-        reasons = dict.fromkeys(
-            verdicts[column]
-            for column in head[1:]
-            if verdicts[column] != "yes" and not verdicts[column].startswith("needs ")
-        )
-        notes += [f"- `{name}`: {reason}." for reason in reasons]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *notes])
 
 
 def test_placeholders_that_do_not_match_the_models_features_are_found(model_of, no_engine, tmp_path):

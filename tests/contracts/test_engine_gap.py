@@ -105,7 +105,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=ENGINE_DTYPES)
+@pytest.fixture(scope="module", params=["fp32", pytest.param("bf16", marks=pytest.mark.full)])
 def first_rollout(
     request: pytest.FixtureRequest, checkpoint: Path
 ) -> tuple[str, list[EncodedPrompt], Samples, dict[str, Samples]]:

@@ -145,44 +145,6 @@ def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tm
     assert frequencies.shape == (24,)
 
 
-def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, tmp_path, one_rank):
-    """DeepSeek-V3 chooses experts by a bias that is no parameter, and that a plain bf16 load leaves in fp32."""
-    from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint("llm"))
-    config = DeepseekV3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        kv_lora_rank=16,
-        q_lora_rank=16,
-        qk_rope_head_dim=16,
-        qk_nope_head_dim=16,
-        v_head_dim=16,
-    )
-    model = DeepseekV3ForCausalLM(config)
-    bias = torch.tensor([0.1, 1 / 3, 0.9, -0.7])  # none of them is a number of bf16
-    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(bias)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    plain = plain_model("llm", tmp_path, torch.bfloat16)
-    for stage in (1, 3):
-        strategy = strategy_of(stage=stage, precision="bf16")
-        actor = actor_of(tmp_path, strategy)
-        found = actor.model.model.layers[1].mlp.gate.e_score_correction_bias
-        assert torch.equal(found, bias)
-        assert_same_buffers(actor.model, plain)
-
-
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage, tiny_checkpoint, tmp_path, one_rank):
     """Of a mixture whose routers have a bias, which is no number of bf16."""

@@ -102,7 +102,7 @@ def test_with_longrope_both_sides_take_the_factors_of_the_longest_sample_allowed
     assert largest_difference(other, prompts[:1], samples[:1]) > 1e-2, "the factors make no difference"
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", ["Mixtral", pytest.param("Qwen3Moe", marks=pytest.mark.full)])
 def test_a_mixture_of_experts_follows_weight_updates(name, tiny_checkpoint, tmp_path):
     kit, folder = get_kit("llm"), tmp_path / "experts"
     processor = kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
@@ -117,7 +117,7 @@ def test_a_mixture_of_experts_follows_weight_updates(name, tiny_checkpoint, tmp_
             samples = sampled(llm, kit, prompts, banned=(), n=2, max_tokens=12)
             assert largest_difference(actor, prompts, samples) <= TOLERANCE
         check_single_weights(llm, actor, tmp_path / "update 2")
-        if name == "mixtral":
+        if name == "Mixtral":
             with pytest.raises((KeyError, ValueError)):
                 # Why they are not sent by the names that they have in the trainer.
                 loaded_one_by_one(llm, dict(actor.model.named_parameters()))
@@ -147,22 +147,3 @@ def check_single_weights(llm: Any, actor: KitActor, folder: Path) -> None:
         same = torch.allclose(single[name], weight, rtol=0, atol=0, equal_nan=True)
         assert same or torch.isnan(weight).all(), name
     assert any(not torch.isnan(weight).any() for weight in whole.values())
-
-
-def test_the_ban_is_what_keeps_media_tokens_out(tmp_path):
-    kit = get_kit("qwen2_5_vl")
-    folder = make_checkpoint(kit, tmp_path / "model", tied=False)
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
-    config = kit.load_config(str(folder), trust_remote_code=False)
-    banned = kit.banned_token_ids(config, kit.tokenizer_of(processor))
-    prompts = prompts_of(kit, processor, with_images=False)[:1]
-    with running_engine(kit, folder, max_images=0) as llm:
-        (samples,) = sampled(llm, kit, prompts, banned=(), n=50, max_tokens=SAMPLED_TOKENS // 50)
-    assert not set(banned).isdisjoint(token for token_ids, _ in samples for token in token_ids)
-
-
-def test_a_disturbed_model_differs_from_the_original(tiny_checkpoint):
-    actor = make_actor(tiny_checkpoint("llm"))
-    before = {name: weight.clone() for name, weight in actor.model.named_parameters()}
-    disturb(actor, seed=0)
-    assert all(not torch.equal(weight, before[name]) for name, weight in actor.model.named_parameters())

@@ -1,6 +1,5 @@
 """What training leaves alone, for every kit, and what adapters are merged to; its trainers have `test_kit_trainers`."""
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.double_precision import DoublePrecision, in_double
 from helpers.passes import logits_of, next_log_probs
-from helpers.tables import SOME, by_turns, kits_with
-from helpers.tiny_models import encode, make_actor, pad, run_kit
+from helpers.tables import by_turns, kits_with
+from helpers.tiny_models import encode, make_actor, pad
 
-from lmm_r1.checkpoints.merge_job import DoublePrecision, in_double
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
@@ -210,14 +209,3 @@ def test_gradient_checkpointing_changes_no_log_prob_and_no_gradient(
     assert bool(through_vision) == (name in IMAGE_KITS)
     if "lora_rank" in settings:
         assert not any(through_vision), "the frozen tower's gradients were computed for nothing"
-
-
-@pytest.mark.parametrize("name", sorted(SOME))
-def test_a_pickled_kit_encodes_and_runs_as_before(tiny_checkpoint, name):
-    kit = get_kit(name)
-    copy = pickle.loads(pickle.dumps(kit))
-    messages = IMAGE if kit.takes_images else TEXT
-    ids, logits = run_kit(kit, tiny_checkpoint(name), messages)
-    copied_ids, copied_logits = run_kit(copy, tiny_checkpoint(name), messages)
-    assert copied_ids == ids
-    torch.testing.assert_close(copied_logits, logits, atol=1e-5, rtol=0)

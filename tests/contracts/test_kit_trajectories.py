@@ -8,7 +8,7 @@ from helpers.conversations import as_written, message, picture, row
 from helpers.tables import kits_with
 
 from lmm_r1.data.messages import Message, images_of
-from lmm_r1.lmm_kits import KITS, LmmKit
+from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
@@ -36,27 +36,6 @@ def sample_of(kit: LmmKit, processor: object, messages: list[Message], *, every_
     sample = encode_sample(row(*messages), kit=kit, processor=processor, max_len=10_000, every_turn=every_turn)
     assert sample is not None
     return sample
-
-
-def learnt(sample: SFTSample) -> list[list[int]]:
-    """The ids of each stretch that the loss takes."""
-    stretches: list[list[int]] = []
-    for index, (token, counts) in enumerate(zip(sample.token_ids, sample.loss_mask, strict=True)):
-        if counts:
-            if index == 0 or not sample.loss_mask[index - 1]:
-                stretches.append([])
-            stretches[-1].append(token)
-    return stretches
-
-
-@pytest.mark.parametrize("name", KITS)
-def test_the_loss_takes_each_turn_of_the_model_with_its_end_and_nothing_else(kit, processor):
-    tokenizer = kit.tokenizer_of(processor)
-    stretches = learnt(sample_of(kit, processor, trajectory(kit)))
-    assert [ids[-1] for ids in stretches] == [tokenizer.eos_token_id] * 3
-    assert [tokenizer.decode(ids[:-1]).strip() for ids in stretches] == list(SAID)
-    (last,) = learnt(sample_of(kit, processor, trajectory(kit), every_turn=False))
-    assert last == stretches[-1]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from helpers.packed_batches import (
     log_probs_of,
     make_actors,
     one_by_one,
-    random_branches,
     together,
     zeros,
 )
@@ -32,8 +31,6 @@ ONE_IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
 CROP, CROPS = [message("user", picture(56, 84))], [message("user", picture(56, 56), "and", picture(84, 56))]
 # For an architecture whose smallest image has hundreds of tokens, which the cost grows with the square of.
 LARGE_IMAGES = frozenset({"phi4_multimodal"})
-# One without images, one with bidirectional attention to them, one with M-RoPE and videos.
-MORE_SEEDS = ("llm", "gemma3", "qwen2_5_vl")
 WORDS, MORE_WORDS = [message("user", "Are you sure?")], [message("user", "Once more.")]
 SMALL = [message("user", picture(56, 56), "?")]
 VIDEO = [message("user", clip(2, 56, 84), "?")]
@@ -96,27 +93,6 @@ def test_branches_that_share_turns_are_the_branches_one_by_one(load, tree_of, na
         mine = together(actor, batch)
     assert mine.gradients.keys() == theirs.gradients.keys()
     check(mine, theirs, tolerance=SINGLE, zero=zeros(exact.gradients))
-
-
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    [
-        *((name, 0) for name in sorted(SOME)),
-        *(pytest.param(name, seed, marks=pytest.mark.full) for name in MORE_SEEDS for seed in (1, 2)),
-    ],
-)
-def test_random_trees_are_their_samples_one_by_one(load, prompts_of, name, seed):
-    conversations = [TEXT, [*TEXT, *WORDS], WORDS, MORE_WORDS]
-    if name in IMAGE_KITS:
-        conversations = [TEXT, ONE_IMAGE, CROP, SMALL if name in LARGE_IMAGES else CROPS, WORDS]
-    first, second, *observations = prompts_of(name, *conversations)
-    batch, actors = random_branches([first, second], observations, samples=5, seed=seed), load(name)
-    with actors.in_double_precision():
-        theirs = one_by_one(actors.stock, batch)
-        with actors.running("shared", mode="train") as actor:
-            mine = together(actor, batch)
-    assert mine.gradients.keys() == theirs.gradients.keys()
-    check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
 
 
 @pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))

@@ -79,26 +79,6 @@ def test_one_call_for_all_windows_of_a_layer_gives_what_one_for_each_window_does
         torch.testing.assert_close(one, other, atol=DOUBLE, rtol=DOUBLE)
 
 
-@pytest.mark.parametrize("name", WINDOWED)
-def test_without_such_a_kernel_windows_of_one_length_in_a_row_are_a_batch(loaded, monkeypatch, name):
-    actor, media = loaded(name)
-    model, kit = actor.model, actor.kit
-    batches: list[tuple[int, int]] = []
-
-    def attend(
-        module: torch.nn.Module, query: torch.Tensor, *given: Any, **settings: Any
-    ) -> tuple[torch.Tensor, None]:
-        batches.append((len(query), query.shape[2]))
-        return sdpa_attention_forward(module, query, *given, **settings)
-
-    monkeypatch.setattr(vision_tower, "sdpa_attention_forward", attend)
-    mine = tower_run(model, kit, media)
-    assert max(count for count, _ in batches) > 1
-    model.get_submodule(kit.windowed_tower).config._attn_implementation = "sdpa"
-    for one, other in zip(mine, tower_run(model, kit, media), strict=True):
-        torch.testing.assert_close(one, other, atol=DOUBLE, rtol=DOUBLE)
-
-
 def test_a_run_of_windows_of_one_length_is_one_call(monkeypatch):
     """Of 2, 2, 3, 2 and 2 patches: two windows, one, and two."""
     batches: list[tuple[int, ...]] = []

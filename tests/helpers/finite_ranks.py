@@ -34,28 +34,15 @@ PLANTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     # Its square is too large for single precision.
     "large gradient": lambda loss, weight: loss + 1e25 * weight.sum() / 1e3,
 }
-# As with --ds.adam_offload, without DeepSpeed's own optimizer, which it would have to compile.
-OFFLOADED = "bf16, optimizer in CPU memory"
 # In the place of what is planted: what follows the weights of good steps, as `helpers.finite_ranks` has it.
 FOLLOWED = "followed"
-# By the number of ranks: stage, dtype and what is planted.
-CASES: dict[int, list[tuple[int, str, str]]] = {
-    1: [
-        (stage, dtype, planted)
-        for stage, dtype in ((0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16"), (2, OFFLOADED), (3, OFFLOADED))
-        for planted in ("nothing", "nan gradient")
-    ],
-    2: [
-        *[(stage, "bf16", planted) for stage in (1, 2, 3) for planted in PLANTED],
-        *[(stage, "fp32", planted) for stage in (1, 2, 3) for planted in ("nothing", "nan gradient")],
-        *[(stage, dtype, FOLLOWED) for stage in (1, 2, 3) for dtype in ("bf16", "fp32")],
-        *[
-            (stage, "fp16", planted)
-            for stage in (1, 2, 3)
-            for planted in ("nothing", "nan advantage", "large gradient")
-        ],
-    ],
-}
+# Stage, dtype and what is planted.
+CASES: list[tuple[int, str, str]] = [
+    *[(stage, "bf16", planted) for stage in (1, 2, 3) for planted in PLANTED],
+    *[(stage, "fp32", planted) for stage in (1, 2, 3) for planted in ("nothing", "nan gradient")],
+    *[(stage, dtype, FOLLOWED) for stage in (1, 2, 3) for dtype in ("bf16", "fp32")],
+    *[(stage, "fp16", planted) for stage in (1, 2, 3) for planted in ("nothing", "nan advantage", "large gradient")],
+]
 Outcome = dict[str, Any]
 
 
@@ -68,7 +55,6 @@ def outcome_of(stage: int, dtype: str, planted: str, *, folder: Path) -> Outcome
     import deepspeed
 
     if planted == FOLLOWED:
-
         return averaged(stage, dtype, folder / f"{stage}-{dtype}")
 
     from lmm_r1.host.optimizer import loss_scaling
@@ -110,9 +96,9 @@ def prepared(stage: int, dtype: str, *, persistent: bool = False) -> tuple[Any, 
     settings = {
         "train.batch_size": int(os.environ["WORLD_SIZE"]),
         "train.micro_batch_size": 1,
-        "ds.param_dtype": dtype[:4],
+        "ds.param_dtype": dtype,
         # As the trainers resolve it.
-        "ds.grad_accum_dtype": "fp32" if stage else dtype[:4],
+        "ds.grad_accum_dtype": "fp32",
     }
     strategy = make_strategy(dotted.replace(SFTConfig(), settings | {"ds.zero_stage": stage}))
     strategy.setup_distributed()
@@ -120,9 +106,6 @@ def prepared(stage: int, dtype: str, *, persistent: bool = False) -> tuple[Any, 
     optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
     config = strategy.get_ds_train_config(optimizer, max_norm=1.0)
     config["zero_optimization"]["stage3_param_persistence_threshold"] = 32 if persistent else 0
-    if dtype == OFFLOADED:
-        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-        config["zero_force_ds_cpu_optimizer"] = False
     if dtype == "fp16":
         config["fp16"] |= {"initial_scale_power": 4, "hysteresis": 1}
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))

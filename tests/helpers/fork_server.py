@@ -44,6 +44,7 @@ def ask(path: str, *arguments: str) -> None:
 
 def _forked(descriptor: int) -> socket.socket:
     """Answer each request by a fork, and return its connection there; end with whoever holds standard input."""
+    import atexit
     import gc
     import importlib
     import select
@@ -56,6 +57,9 @@ def _forked(descriptor: int) -> socket.socket:
         for module in MODULES:
             importlib.import_module(module)
         assert "ray" not in sys.modules
+        # A command that does not load DeepSpeed writes none of its tables at the end; others see to it themselves.
+        tables = sys.modules["deepspeed.ops.transformer.inference.triton.matmul_ext"]
+        atexit.unregister(tables.matmul_ext_update_autotune_table)
         # What forks share stays shared: the collector would write to it.
         gc.freeze()
         # Ended forks need not be waited for.

@@ -47,7 +47,6 @@ class Kitless:
     names: Mapping[str, str] = field(default_factory=dict)
     """Tokens by names of the tokenizer's attributes."""
     video_processor: str | None = None
-    video_settings: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -62,21 +61,6 @@ KITLESS: dict[str, Kitless] = {
         parts={"patch_size": 14, "spatial_merge_size": 2},
         ids={"image_token_index": "[IMG]"},
         vision={"image_size": 112},
-    ),
-    "cohere2_vision": Kitless(
-        mark="<|IMG_PATCH|>",
-        tokens=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|IMG_PATCH|>"),
-        processor="Cohere2VisionProcessor",
-        image_processor="Cohere2VisionImageProcessor",
-        settings={"size": {"height": 64, "width": 64}, "patch_size": 4, "max_patches": 4, **NORMAL},
-        names={
-            "boi_token": "<|START_OF_IMG|>",
-            "eoi_token": "<|END_OF_IMG|>",
-            "img_line_break_token": "<|IMG_LINE_BREAK|>",
-            "image_token": "<|IMG_PATCH|>",
-        },
-        ids={"image_token_id": "<|IMG_PATCH|>"},
-        vision={"image_size": 64, "patch_size": 8},
     ),
     "lfm2_vl": Kitless(
         mark="<image>",
@@ -120,34 +104,6 @@ KITLESS: dict[str, Kitless] = {
         ids={"image_token_index": "<image>"},
         vision={"image_size": 56},
     ),
-    "llama4": Kitless(
-        mark="<|image|>",
-        tokens=(
-            "<|image_start|>",
-            "<|image_end|>",
-            "<|image|>",
-            "<|patch|>",
-            "<|tile_x_separator|>",
-            "<|tile_y_separator|>",
-        ),
-        processor="Llama4Processor",
-        image_processor="Llama4ImageProcessor",
-        settings={"size": {"height": 56, "width": 56}, "max_patches": 4, **NORMAL},
-        parts={"patch_size": 14, "pixel_shuffle_ratio": 0.5},
-        ids={
-            "boi_token_index": "<|image_start|>",
-            "eoi_token_index": "<|image_end|>",
-            "image_token_index": "<|patch|>",
-        },
-        text={"attention_chunk_size": 8192},
-        vision={
-            "image_size": 56,
-            "intermediate_size": 4 * HIDDEN,
-            "vision_output_dim": HIDDEN,
-            "projector_input_dim": HIDDEN,
-            "projector_output_dim": HIDDEN,
-        },
-    ),
     "glm_ocr": Kitless(
         mark="<|begin_of_image|><|image|><|end_of_image|>",
         tokens=GLM,
@@ -171,79 +127,6 @@ KITLESS: dict[str, Kitless] = {
             },
         },
         vision={"out_hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN},
-    ),
-    "ernie4_5_vl_moe": Kitless(
-        mark="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
-        tokens=(
-            "<|IMAGE_PLACEHOLDER|>",
-            "<|IMAGE_START|>",
-            "<|IMAGE_END|>",
-            "<|VIDEO_PLACEHOLDER|>",
-            "<|VIDEO_START|>",
-            "<|VIDEO_END|>",
-        ),
-        processor="Ernie4_5_VLMoeProcessor",
-        image_processor="Ernie4_5_VLMoeImageProcessor",
-        video_processor="Ernie4_5_VLMoeVideoProcessor",
-        video_settings={"draw_on_frames": False},
-        settings=GRID,
-        names={
-            "image_token": "<|IMAGE_PLACEHOLDER|>",
-            "image_start_token": "<|IMAGE_START|>",
-            "image_end_token": "<|IMAGE_END|>",
-            "video_token": "<|VIDEO_PLACEHOLDER|>",
-            "video_start_token": "<|VIDEO_START|>",
-            "video_end_token": "<|VIDEO_END|>",
-        },
-        ids={
-            f"{kind}{place}_token_id": f"<|{kind.upper()}{written}|>"
-            for kind in ("image", "video")
-            for place, written in (("_start", "_START"), ("_end", "_END"), ("", "_PLACEHOLDER"))
-        },
-        text={"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [5, 5, 6]}},
-    ),
-    "ovis2": Kitless(
-        mark="<image>",
-        tokens=("<image>", "<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
-        processor="Ovis2Processor",
-        image_processor="Ovis2ImageProcessor",
-        settings={"size": {"height": 56, "width": 56}, "max_patches": 4, **NORMAL},
-        parts={"image_seq_length": 16},
-        ids={
-            "image_token_id": "<IMG_ATOM>",
-            "visual_indicator_token_ids": ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
-        },
-        vision={"image_size": 56},
-    ),
-    "kimi_k25": Kitless(
-        mark="<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
-        tokens=(
-            "<|media_begin|>",
-            "<|media_content|>",
-            "<|media_end|>",
-            "<|media_pad|>",
-            "<|kimi_k25_video_placeholder|>",
-        ),
-        processor="Kimi_K25Processor",
-        image_processor="Kimi_K25ImageProcessor",
-        video_processor="Kimi_K25VideoProcessor",
-        settings=NORMAL,
-        ids={
-            "image_token_id": "<|media_pad|>",
-            "video_token_id": "<|kimi_k25_video_placeholder|>",
-            "vision_start_token_id": "<|media_begin|>",
-            "vision_end_token_id": "<|media_end|>",
-        },
-        vision={"pos_emb_height": 8, "pos_emb_width": 8},
-    ),
-    "minimax_m3_vl": Kitless(
-        mark="]<]image[>[",
-        tokens=("]<]image[>[", "]<]video[>[", "]<]start of image[>[", "]<]end of image[>["),
-        processor="MiniMaxM3VLProcessor",
-        image_processor="MiniMaxM3VLImageProcessor",
-        video_processor="MiniMaxM3VLVideoProcessor",
-        settings=GRID,
-        ids={"image_token_index": "]<]image[>[", "video_token_index": "]<]video[>["},
     ),
 }
 
@@ -271,7 +154,7 @@ def build_kitless(name: str, folder: Path) -> Path:
 def processor(made: Kitless, tokenizer: PreTrainedTokenizerBase) -> Any:
     parts: dict[str, Any] = {"image_processor": getattr(transformers, made.image_processor)(**made.settings)}
     if made.video_processor is not None:
-        parts["video_processor"] = getattr(transformers, made.video_processor)(**made.video_settings)
+        parts["video_processor"] = getattr(transformers, made.video_processor)()
     return getattr(transformers, made.processor)(
         tokenizer=tokenizer, chat_template=tokenizer.chat_template, **parts, **made.parts
     )
@@ -290,26 +173,3 @@ def small_config(name: str, made: Kitless, tokenizer: PreTrainedTokenizerBase) -
     if "vocab_size" in data:
         data["vocab_size"] = len(tokenizer)
     return type(default).from_dict({**data, **ends, **ids})
-
-
-def main() -> None:
-    """Print the verdicts of architectures as YAML, for tests/data/tables/contracts/test_derived_kits.yaml."""
-    import sys
-    import tempfile
-
-    import yaml
-
-    from lmm_r1 import cpu
-
-    cpu.prepare_process()
-    from lmm_r1.cli.derive import derive
-
-    for model in sys.argv[1:] or KITLESS:
-        with tempfile.TemporaryDirectory() as folder:
-            derived = derive(str(build_kitless(model, Path(folder) / "model")), Path(folder) / "kit.json")
-            verdicts = {name: "yes" if found.confirmed else found.reason for name, found in derived.items()}
-        yaml.safe_dump({model: verdicts}, sys.stdout, sort_keys=False, width=1000)
-
-
-if __name__ == "__main__":
-    main()

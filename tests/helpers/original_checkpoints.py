@@ -20,16 +20,6 @@ ONE_ENGINE_PER_GPU = {"vllm.num_engines": 8, "vllm.tensor_parallel_size": 1}
 NO_REFERENCE = dict.fromkeys(("ref.offload", "ref.num_nodes", "ref.num_gpus_per_node"))
 EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
     "qwen2_5_7b_math_grpo": ("", {}, set()),
-    "qwen2_5_vl_3b_geo3k_grpo": (
-        f"{GEO3K} worker.actor.model.model_path={VL3B} worker.rollout.tensor_parallel_size=1 "
-        "trainer.experiment_name=qwen2_5_vl_3b_geo_grpo trainer.n_gpus_per_node=2",
-        GEO3K_FLAGS
-        | {"actor.model_name_or_path": VL3B, "logger.wandb.run_name": "qwen2_5_vl_3b_geo_grpo"}
-        | {"ckpt.output_dir": "checkpoints/easy_r1/qwen2_5_vl_3b_geo_grpo"}
-        | {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2}
-        | {"vllm.num_engines": 2, "vllm.tensor_parallel_size": 1},
-        set(),
-    ),
     "qwen2_5_vl_32b_geo3k_grpo": (
         f"{GEO3K} worker.actor.micro_batch_size_per_device_for_update=1 "
         f"worker.actor.micro_batch_size_per_device_for_experience=8 {BF16} worker.rollout.tensor_parallel_size=8 "
@@ -92,19 +82,6 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None, **NO_REFERENCE},
         set(),
     ),
-    "qwen2_5_vl_7b_geo3k_cispo": (
-        f"{GEO3K} worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0 worker.actor.clip_ratio_high=4",
-        GEO3K_FLAGS
-        | {"actor.policy_loss_type": "cispo", "actor.eps_clip_low_high": [0.0, 4.0], "actor.dual_clip": None},
-        set(),
-    ),
-    "qwen2_5_vl_7b_geo3k_sapo": (
-        f"{GEO3K} worker.actor.loss_type=sapo worker.actor.tau_positive=1.0 worker.actor.tau_negative=1.05",
-        GEO3K_FLAGS
-        | {"actor.policy_loss_type": "sapo", "actor.sapo_temperature_pos": 1.0, "actor.sapo_temperature_neg": 1.05}
-        | {"actor.eps_clip_low_high": None, "actor.dual_clip": None},
-        set(),
-    ),
     "qwen2_5_vl_7b_geo3k_reinforce": (
         f"{GEO3K} algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_loss=false algorithm.kl_penalty=kl "
         "algorithm.kl_coef=1.0e-3",
@@ -141,7 +118,6 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         },
         set(),
     ),
-    "glm4.1v_base_geo3k_grpo": (f"{GEO3K} worker.actor.padding_free=False", GEO3K_FLAGS, set()),
 }
 
 LMM_R1_FLAGS = {

@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     settings = {"ds.ulysses_size": job["ulysses_size"], "train.batch_size": 128, "train.micro_batch_size": 8}
     strategy = make_strategy(dotted.replace(SFTConfig(), settings))
     strategy.setup_distributed()
-    cases = {"compare": compare, "train": train, "exchange": exchange, "values": values}
+    cases = {"compare": compare, "train": train, "exchange": exchange}
     found = {
         name: cases[case.pop("kind")](group=strategy.ring_attn_group, **case) for name, case in job["cases"].items()
     }
@@ -94,31 +94,6 @@ def compare(
     # Norms would round gradients to fp32: a sum in another order may round the other way.
     with DoublePrecision() if dtype == "fp64" else nullcontext():
         return _compared(actor, actor.kit, run, group=group)
-
-
-def values(
-    *, group: dist.ProcessGroup, kit: str, path: str, messages: str, lengths: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """The same for a critic's values."""
-    from helpers.tiny_models import flat_value_model
-
-    critic = flat_value_model(
-        path,
-        "critic",
-        attn_implementation="sdpa",
-        param_dtype="fp32",
-        value_head_prefix="score",
-        packing_samples=True,
-        share_prefix=True,
-        max_len=4096,
-    )
-    _disturb(critic, dtype="fp32")
-    given = _batch(kit, path, messages, lengths)
-
-    def run(shared_by: dist.ProcessGroup | None) -> list[torch.Tensor]:
-        return [critic(given, ring_attn_group=shared_by)]
-
-    return _compared(critic, critic.kit, run, group=group)
 
 
 def _compared(
@@ -207,7 +182,6 @@ def _conversations(name: str) -> list[Any]:
         "text": [text, other],
         "images": [image, text, two_images],
         "image": [image, text],
-        "one": [other],
         "branches": [image, crop, crops],
     }[name]
 

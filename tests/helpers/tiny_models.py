@@ -192,7 +192,7 @@ def logits(folder: Path, prompt: EncodedPrompt, **settings: Any) -> torch.Tensor
 
 
 COLD_START = Path(__file__).parents[2] / "examples/scripts/lmm_r1/configs/demo/cold_start.yaml"
-STEPS = 100
+STEPS = 60
 DIGITS = ("--min_digits", "1", "--max_digits", "2", "--max_image_digits", "1", "--seed", "1")
 
 

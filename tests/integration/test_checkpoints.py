@@ -2,12 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands_here import one_process
 from helpers.interrupted_writes import Interrupter
 from helpers.launched_ranks import launch
 from helpers.saved_checkpoints import complete_steps, make_run, prepared, train, weight
@@ -22,12 +20,6 @@ SHARDS = {
     2: [f"{RANK_0}optim_states.pt", "mp_rank_00_model_states.pt"],
     3: [f"{RANK_0}optim_states.pt", f"{RANK_0}model_states.pt"],
 }
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[None]:
-    with one_process():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +46,7 @@ def loaded(folder: Path, strategy: KitStrategy) -> tuple[int | None, float]:
     return states.get("global_step"), weight(engine)
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("stage", "dtype", "every"), [(1, "fp32", 4), (2, "bf16", 1), (3, "bf16", 4)])
 def test_a_save_killed_at_any_operation_on_files_can_be_gone_on_from(stage, dtype, every, tmp_path, interrupter):
     strategy = make_run(stage, dtype=dtype)
@@ -87,7 +79,7 @@ def test_a_save_killed_at_any_operation_on_files_can_be_gone_on_from(stage, dtyp
     assert at > 15
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("damage", ["empty", "missing", "torn"])
 def test_a_useless_latest_falls_back_to_the_newest_whole_checkpoint(damage, tmp_path, caplog):
     strategy = make_run(2)
@@ -105,7 +97,7 @@ def test_a_useless_latest_falls_back_to_the_newest_whole_checkpoint(damage, tmp_
     assert (f"{SHARDS[2][0]} has 0 bytes" if damage == "torn" else f"latest is {damage}") in warning
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_openrlhfs_own_checkpoint_is_loaded_if_latest_names_it(stage, tmp_path):
     strategy = make_run(stage)
@@ -119,7 +111,7 @@ def test_openrlhfs_own_checkpoint_is_loaded_if_latest_names_it(stage, tmp_path):
     assert loaded(tmp_path, strategy) == (2, expected)
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("saved", "stage"), [(1, 2), (2, 1), (1, 3), (2, 3), (3, 1), (3, 2), (3, 3)])
 def test_another_zero_stage_goes_on_with_the_same_updates(saved, stage, tmp_path):
     strategy = make_run(saved, dtype="bf16")
@@ -136,7 +128,7 @@ def test_another_zero_stage_goes_on_with_the_same_updates(saved, stage, tmp_path
         assert weight(engine) == expected
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("saved", "stage"), [(0, 2), (2, 0)])
 def test_another_zero_stage_is_refused_where_the_state_has_no_parts(saved, stage, tmp_path):
     strategy = make_run(saved)

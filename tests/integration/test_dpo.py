@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.commands import flags, write_pairs
@@ -19,8 +18,8 @@ from lmm_r1.records.run_folder import read_stage
 pytestmark = pytest.mark.slow
 
 
-def settings(model: Path, folder: Path, *, run: str, **changes: object) -> dict[str, Any]:
-    values = {
+def settings(model: Path, folder: Path, *, run: str) -> dict[str, object]:
+    return {
         "model.model_name_or_path": model,
         "model.beta": 0.5,
         "data.dataset": folder / "rows.jsonl",
@@ -32,7 +31,6 @@ def settings(model: Path, folder: Path, *, run: str, **changes: object) -> dict[
         "ds.param_dtype": "fp32",
         "ckpt.output_dir": folder / run,
     }
-    return values | {name.replace("__", "."): value for name, value in changes.items()}
 
 
 def lines_of(run: Path) -> list[dict[str, float]]:
@@ -44,11 +42,11 @@ def test_eight_pairs_about_images_are_learned(tiny_checkpoint, tmp_path, own_env
     start_anew(monkeypatch)
     write_pairs(tmp_path)
     held_out = {
-        "eval__dataset": tmp_path / "rows.jsonl",
-        "eval__steps": 15,
-        "ckpt__best_metric_key": "eval_pair_accuracy",
+        "eval.dataset": tmp_path / "rows.jsonl",
+        "eval.steps": 15,
+        "ckpt.best_metric_key": "eval_pair_accuracy",
     }
-    values = settings(tiny_checkpoint("qwen2_5_vl"), tmp_path, run="run", **held_out)
+    values = settings(tiny_checkpoint("qwen2_5_vl"), tmp_path, run="run") | held_out
     train_dpo.main([*flags(values), "--eval.before_training"])
 
     run = tmp_path / "run"
@@ -70,43 +68,29 @@ def test_eight_pairs_about_images_are_learned(tiny_checkpoint, tmp_path, own_env
     assert (run / "model.safetensors").exists()
 
 
-@pytest.fixture(scope="module")
-def make_command(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """A function that gives the command of a run of its own, and its folder."""
-    folder = tmp_path_factory.mktemp("pairs")
-    write_pairs(folder)
-
-    def made(run: str, *switches: str, module: str = "train_dpo", **changes: object) -> tuple[KillableCommand, Path]:
-        given = {"train__batch_size": 2, "train__micro_batch_size": 1, "train__max_epochs": 2, "ckpt__save_steps": 1}
-        values = settings(tiny_checkpoint("qwen2_5_vl"), folder, run=run, **given | {"ckpt__max_num": 1} | changes)
-        if module == "train_rm":
-            values.pop("model.beta")
-        argv = python(f"lmm_r1.cli.{module}", *flags(values), *switches)
-        return KillableCommand(argv=argv, cwd=folder), folder / run
-
-    return made
-
-
-KILLED = {"full": {}, "adapters": {"ds__lora__rank": 4, "adam__lr": 0.02}, "rewards": {"module": "train_rm"}}
-
-
-@pytest.mark.parametrize("kind", KILLED)
-def test_a_killed_run_goes_on_to_the_same_curve(kind, make_command):
-    changes = KILLED[kind]
-    command, expected = make_command(f"{kind}-whole", **changes)
-    whole = command.run_here()
-    assert whole.code == 0, whole.output
-    command, run = make_command(f"{kind}-killed", **changes)
-    for count in (3, 6) if kind == "full" else (5,):
-        ended = command.run(kill=lines_in(run / "metrics.jsonl", count), limit_s=240)
-        assert ended.killed, ended.output
-    ended = command.run_here()
-    assert ended.code == 0, ended.output
+@pytest.mark.parametrize("lora", [{}, {"ds.lora.rank": 4, "adam.lr": 0.02}], ids=["full", "adapters"])
+def test_a_killed_run_goes_on_to_the_same_curve(lora, tiny_checkpoint: Callable[[str], Path], tmp_path):
+    write_pairs(tmp_path)
+    few = {"train.batch_size": 2, "train.micro_batch_size": 1, "train.max_epochs": 2} | lora
+    few |= {"ckpt.save_steps": 1, "ckpt.max_num": 1}
+    whole, killed = (
+        KillableCommand(
+            argv=python(
+                "lmm_r1.cli.train_dpo", *flags(settings(tiny_checkpoint("qwen2_5_vl"), tmp_path, run=run) | few)
+            ),
+            cwd=tmp_path,
+        )
+        for run in ("whole", "killed")
+    )
+    assert killed.run(kill=lines_in(tmp_path / "killed" / "metrics.jsonl", 5), limit_s=240).killed
+    for command in (whole, killed):
+        ended = command.run_here()
+        assert ended.code == 0, ended.output
     curves = [
         [(line["step"], line["loss"], line["reward_margin"], line["chosen_reward"]) for line in lines_of(folder)]
-        for folder in (run, expected)
+        for folder in (tmp_path / "killed", tmp_path / "whole")
     ]
     assert [step for step, *_ in curves[0]] == list(range(1, 9))
     assert curves[0] == curves[1], "the reference is the model that the first session started from"
-    weights, wanted = (load_file(folder / "model.safetensors") for folder in (run, expected))
+    weights, wanted = (load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole"))
     assert all((weights[name] == tensor).all() for name, tensor in wanted.items())

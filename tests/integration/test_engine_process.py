@@ -84,23 +84,6 @@ def test_rl_with_images_trains_on_what_an_engine_process_samples_with_the_weight
     assert sum(line["rollout/drafted_tokens"] for line in metrics) > 0
 
 
-@pytest.mark.full
-def test_weights_are_replaced_in_the_midst_of_what_an_engine_process_samples(
-    tiny_checkpoint: Callable[[str], Path], rows: Path, tmp_path: Path
-) -> None:
-    metrics = trained(
-        tmp_path,
-        rows,
-        tiny_checkpoint("qwen2_5_vl"),
-        "--train.async_enable",
-        "--train.partial_rollout_enable",
-        train__async_queue_size=2,
-        rollout__max_new_tokens=100,
-    )
-    first, _ = metrics
-    assert first["mismatch/max"] < 1e-4
-
-
 # A worker that takes its time to end, as on a busy machine: Python runs this when a process starts.
 SLOW_END = """
 import importlib.machinery

@@ -1,4 +1,4 @@
-"""A loss or a gradient that is no number, on one rank: no rank makes the step, all say so, and no weight is changed.
+"""A loss or a gradient that is no number, on one rank of two: no rank makes the step, all say so, and no weight is changed.
 
 What follows the weights of good steps is seen in the same processes: a moving average, and a reference.
 """
@@ -10,7 +10,7 @@ import pytest
 from helpers.finite_ranks import CASES, FOLLOWED, Outcome
 from helpers.launched_ranks import launch
 
-NAMES = [(ranks, *case) for ranks, cases in CASES.items() for case in cases]
+RANKS = 2
 SAID = {
     "nan advantage": "the actor's loss is nan",
     "inf loss": "the actor's loss is inf",
@@ -19,8 +19,12 @@ SAID = {
 }
 
 
-def _id(name: tuple[object, ...]) -> str:
-    return "-".join(map(str, name))
+def _id(case: tuple[object, ...]) -> str:
+    return "-".join(map(str, case))
+
+
+def cases(wanted: Callable[[tuple[int, str, str]], bool]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", [case for case in CASES if wanted(case)], ids=_id)
 
 
 @pytest.fixture(scope="module")
@@ -28,45 +32,27 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A function from a case to what became of it on each rank; all that are asked for are made at once."""
     folder = tmp_path_factory.mktemp("finite")
     names = [item.name for item in request.session.items if item.path == request.path]
-    asked = {
-        ranks: [case for case in cases if any(name.endswith(f"[{_id((ranks, *case))}]") for name in names)]
-        for ranks, cases in CASES.items()
-    }
-    launched = []
-    for ranks, cases in asked.items():
-        if cases:
-            own = folder / str(ranks)
-            own.mkdir()
-            (own / "cases.json").write_text(json.dumps(cases))
-            launched.append(launch("helpers.finite_ranks", str(own), count=ranks, folder=own / "logs"))
-    for processes in launched:
-        processes.wait(seconds=240)
-
-    def read(ranks: int, *case: object) -> list[Outcome]:
-        index = asked[ranks].index(case)
-        return [json.loads((folder / f"{ranks}" / f"rank{rank}.json").read_text())[index] for rank in range(ranks)]
-
-    return read
+    asked = [case for case in CASES if any(name.endswith(f"[{_id(case)}]") for name in names)]
+    (folder / "cases.json").write_text(json.dumps(asked))
+    launch("helpers.finite_ranks", str(folder), count=RANKS, folder=folder / "logs").wait(seconds=240)
+    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    return lambda case: [rank[asked.index(case)] for rank in found]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stage", "dtype", "planted"),
-    [pytest.param(*name, id=_id(name)) for name in NAMES if not {"fp16", FOLLOWED} & set(name)],
-)
-def test_a_step_that_is_not_finite_is_not_made(ranks, stage, dtype, planted, outcomes):
-    for rank in outcomes(ranks, stage, dtype, planted):
-        if planted == "nothing":
+@cases(lambda case: not {"fp16", FOLLOWED} & set(case))
+def test_a_step_that_is_not_finite_is_not_made(case, outcomes):
+    for rank in outcomes(case):
+        if "nothing" in case:
             assert (rank["error"], rank["same"]) == (None, False)
         else:
-            assert rank["error"].startswith(SAID[planted])
+            assert rank["error"].startswith(SAID[case[2]])
             assert rank["same"], "no weight is changed, bit by bit"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stage", "dtype", "planted"), [pytest.param(*name, id=_id(name)) for name in NAMES if "fp16" in name]
-)
-def test_with_fp16_an_overflow_of_gradients_lowers_the_loss_scale(ranks, stage, dtype, planted, outcomes):
-    for rank in outcomes(ranks, stage, dtype, planted):
+@cases(lambda case: "fp16" in case)
+def test_with_fp16_an_overflow_of_gradients_lowers_the_loss_scale(case, outcomes):
+    planted = case[2]
+    for rank in outcomes(case):
         if planted == "nan advantage":
             assert rank["error"].startswith(SAID[planted])
             assert rank["same"]
@@ -78,12 +64,8 @@ def test_with_fp16_an_overflow_of_gradients_lowers_the_loss_scale(ranks, stage, 
             assert rank["skipped_updates"] == (planted != "nothing")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stage", "dtype", "planted"), [pytest.param(*name, id=_id(name)) for name in NAMES if FOLLOWED in name]
-)
-def test_an_average_and_a_reference_are_those_of_whole_weights_and_the_model_goes_on(
-    ranks, stage, dtype, planted, outcomes
-):
-    for rank in outcomes(ranks, stage, dtype, planted):
+@cases(lambda case: FOLLOWED in case)
+def test_an_average_and_a_reference_are_those_of_whole_weights_and_the_model_goes_on(case, outcomes):
+    for rank in outcomes(case):
         assert {name for name, right in rank.items() if not right} == set()
         assert rank.keys() == {"moved", "averaged", "saved", "put back", "goes on"}

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -102,9 +101,10 @@ def test_a_conversation_in_a_terminal(terminal: pexpect.spawn, folder: Path):
     terminal.send("never sent")
     terminal.expect_exact("never sent")
     # Python's readline loses a signal that comes just before it waits for a key.
-    time.sleep(0.5)
-    terminal.sendintr()
-    terminal.expect_exact("> ")
+    for _ in range(20):
+        terminal.sendintr()
+        if terminal.expect_exact(["> ", pexpect.TIMEOUT], timeout=5) == 0:
+            break
     terminal.send("/system first\\\r")
     terminal.expect_exact(". ")
     assert "system prompt: first\nsecond" in enter(terminal, "second")

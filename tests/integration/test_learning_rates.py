@@ -69,15 +69,6 @@ def test_updates_learn_at_the_rates_worked_out_by_hand(name):
     assert rates == pytest.approx([share * PEAK for share in RATES[name]], rel=1e-4)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.03, 1.0])
-@pytest.mark.parametrize("name", [*RATES])
-def test_a_run_of_one_update_learns(name, ratio):
-    rate = moved(*made(steps=1, lr_scheduler=name, lr_warmup_ratio=ratio))
-    # That one schedule ends with its last update.
-    at_end = name == "cosine_warmup_with_min_lr" and not ratio
-    assert rate == pytest.approx((0.2 if at_end else 1) * PEAK, rel=1e-4)
-
-
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("after", [1, 3, 6])
 def test_a_resumed_run_goes_on_at_the_rate_of_the_next_update(zero_stage, after, tmp_path):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import commands_here
 from helpers.passes import logits_of, next_log_probs
 from helpers.rl_steps import sample
 from helpers.tiny_models import MIXTURES, build_experts, flat_actor, make_actor
@@ -39,13 +38,6 @@ RUNS: dict[str, tuple[int, dict[str, object]]] = {
     "rsLoRA in 4 bits, ZeRO-1": (1, {"ds.load_in_4bit": True, **RSLORA}),
     "moments in 8 bits, ZeRO-3": (3, {"optim": "adamw_8bit"}),
 }
-
-
-@pytest.fixture(scope="module")
-def one_process() -> Iterator[None]:
-    """DeepSpeed with this process alone, once for all tests."""
-    with commands_here.one_process():
-        yield
 
 
 def make_run(stage: int, **flags: object) -> KitStrategy:

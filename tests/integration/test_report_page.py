@@ -4,13 +4,9 @@ import json
 
 import pytest
 from helpers.chromium import CHROMIUM, Browser
-from helpers.conversations import message, row
-from helpers.run_folders import cropped, judged_rows, rollout, write_curriculum, write_image, write_lines, write_stage
+from helpers.run_folders import cropped, rollout, write_curriculum, write_image, write_lines, write_stage
 
 from lmm_r1.cli.report import main
-from lmm_r1.data.messages import ImagePart
-from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile, build_board
-from lmm_r1.evaluation.page import build_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH")
 
@@ -109,19 +105,6 @@ def test_ranges_verdict_stage_and_search_narrow_the_list_together(page):
     page.until(f"{COUNT}.startsWith('192 of 192')")
 
 
-def test_an_image_is_shown_large_and_closed_again(page):
-    choose(page, stage="mgt")
-    page.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
-    page.click("#detail .picture")
-    page.until("document.querySelector('#lightbox p').textContent === '56 × 56 pixels'")
-    assert page.evaluate("document.getElementById('lightbox').open")
-    assert page.evaluate("document.querySelector('#lightbox img').width") == 56 * 12
-    page.press("Escape", code=27)
-    assert not page.evaluate("document.getElementById('lightbox').open")
-    page.press("i")
-    assert page.evaluate("document.getElementById('lightbox').open")
-
-
 def test_hostile_responses_are_shown_as_text(browser, tmp_path):
     write_stage(tmp_path, name="<img src=x onerror='window.hacked = 3'>", steps=1, seconds=1.0, hour=9)
     write_image(tmp_path / "a.png", number=1)
@@ -204,42 +187,3 @@ def test_an_episode_is_shown_turn_by_turn_with_the_box_on_its_source(browser, tm
     tab.until("document.querySelector('#lightbox p').textContent === '2 of 2 · 80 × 60 pixels'")
     assert tab.evaluate("document.querySelector('#lightbox .box')") is None
     tab.close()
-
-
-@pytest.fixture(scope="module")
-def evaluation(tmp_path_factory):
-    """The page of an evaluation: two checkpoints, three verifiers' worth of columns, rows with an image."""
-    folder = tmp_path_factory.mktemp("evaluation")
-    write_image(folder / "card.png", number=3)
-    asked = row(message("user", ImagePart(str(folder / "card.png")), "What is on the card?"))
-    file = MeasuredFile(
-        name="cards", source="cards.jsonl", verifiers=("math",), ks=(1, 2), rows={0: asked, 1: asked, 2: asked}
-    )
-    checkpoints = [
-        CheckpointResponses(name=name, path=name, files={"cards": judged_rows(rights, checkpoint=name, file="cards")})
-        for name, rights in (("cold_start", [[True, False]] * 3), ("after_reinforcement", [[True, True]] * 3))
-    ]
-    board = build_board(
-        files=[file], checkpoints=checkpoints, baseline="cold_start", resamples=10, seed=0, settings={}
-    )
-    (folder / "evaluation.html").write_text(build_page(board))
-    return folder / "evaluation.html"
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_tables_are_read_without_scrolling_sideways_on_a_desk_and_on_a_phone(browser, demo, evaluation, width):
-    for page in (demo / "page.html", demo / "comparison.html", evaluation):
-        tab = browser.open(page.as_uri(), width=width)
-        tables = tab.evaluate("""[...document.querySelectorAll("table.stacked")].map((table) => {
-              const cells = [...table.querySelectorAll("tbody td, tbody th")].map((cell) => cell.getBoundingClientRect());
-              return [table.parentElement.scrollWidth - table.parentElement.clientWidth, Math.max(...cells.map((box) => box.right))];
-            })""")
-        assert tables
-        for beyond, right in tables:
-            assert beyond <= 0
-            assert right <= width
-        named = tab.evaluate("getComputedStyle(document.querySelector('td[data-head]'), '::before').content")
-        assert (named == "none") == (width > 760)
-        heads = "[...document.querySelectorAll('table.stacked td')].filter((cell) => !cell.dataset.head && !cell.querySelector('.swatch'))"
-        assert tab.evaluate(f"{heads}.length") == 0, "on a phone each cell says what it is"
-        tab.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import time
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import error_of_process
+from helpers.commands import error_of
 from helpers.conversations import message, picture, row
-from helpers.reward_servers import ROOT, RunningServer, health_of, running
+from helpers.reward_servers import RunningServer, health_of, running
 from helpers.value_models import save_reward_model, sent_by_openrlhf, sent_by_rollouts
 
 from lmm_r1.data.messages import ImagePart, Row, to_json
@@ -196,8 +195,8 @@ def test_a_client_that_goes_away_frees_its_samples(served):
     assert health_of(served.server)["worker"] - scored < ENOUGH / 2
 
 
-def test_a_checkpoint_that_cannot_be_served_is_told_in_one_sentence(tiny_checkpoint, tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.mark.usefixtures("own_environment")
+def test_a_checkpoint_that_cannot_be_served_is_told_in_one_sentence(tiny_checkpoint, tmp_path, capfd):
     bare = tiny_checkpoint("qwen2_5_vl")
     for checkpoint, told in (
         (tmp_path / "nothing", f"{tmp_path}/nothing: no such folder; check the path"),
@@ -206,9 +205,7 @@ def test_a_checkpoint_that_cannot_be_served_is_told_in_one_sentence(tiny_checkpo
             f"{bare}: this checkpoint has no value head (no weight score.weight); give a trained reward model, or ",
         ),
     ):
-        argv = serve_command(checkpoint)[3:]
-        said = error_of_process(MODULE, argv, cwd=tmp_path, prefix="lmm-r1 serve_rm: error: ", env=env)
-        assert said.startswith(told)
+        assert error_of("serve_rm", serve_command(checkpoint)[3:], capfd=capfd).startswith(told)
 
 
 def test_at_last_a_stopped_server_answers_what_is_open(served):

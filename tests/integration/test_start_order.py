@@ -1,16 +1,13 @@
 """In which order engines and models start, sleep and wake on shared GPUs, by real Ray with actors that write it down."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
 from helpers.start_actors import Engine, Events, Model
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
@@ -121,20 +118,3 @@ def test_on_shared_gpus_models_start_their_processes_while_the_engines_load(conf
     monkeypatch.setattr(engines, "_engine_arguments", lambda *args, **kwargs: {**given(*args, **kwargs), "awaits_model": True})  # fmt: skip
     events = started(config)
     assert events.index("model") < events.index("engine stands") < events.index("model loads")
-
-
-def test_upstreams_engine_wakes_weights_and_then_the_cache_and_keeps_its_weights_asleep():
-    calls = []
-
-    class Vllm:
-        async def sleep(self, level: int) -> None:
-            calls.append(level)
-
-        async def wake_up(self, tags: list[str]) -> None:
-            calls.append(tags)
-
-    upstream, engine = RolloutRayActor.__ray_metadata__.modified_class, SimpleNamespace(llm=Vllm())
-    for call in (upstream.sleep(engine), upstream.wake_up(engine, tags=["weights"]), upstream.wake_up(engine)):
-        asyncio.run(call)
-    # Where the weights are awake, vLLM warns and goes on. Level 1 keeps them in the machine's memory.
-    assert calls == [1, ["weights"], ["weights"], ["kv_cache"]]

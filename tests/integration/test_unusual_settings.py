@@ -4,7 +4,7 @@ Flags are those of `train_sft`, in one process; the rows of an update are known 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers import commands_here
 from helpers.conversations import message, picture, row
 from helpers.sessions import begun, run_of, updated
 
@@ -23,6 +22,8 @@ from lmm_r1.host.models import whole_state_dict
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import SFTRun
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 UPDATES = 2
 BATCH = 4
@@ -138,12 +139,6 @@ def rows(*, images: bool) -> list[Row]:
             turns += [message("user", "And 3?"), message("assistant", "7, as you can see.")]
         made.append(row(*turns))
     return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process() -> Iterator[None]:
-    with commands_here.one_process():
-        yield
 
 
 def config_of(case: Case, folder: Path, **more: Any) -> SFTConfig:

@@ -142,27 +142,3 @@ def test_a_critic_learns_resumes_and_is_saved_whole(stage, rank, tiny_checkpoint
         torch.testing.assert_close(values(make_value_model(tmp_path / "merged"), batch), wanted, atol=1e-4, rtol=0)
         for kind in ("critic", "reward"):
             torch.testing.assert_close(values(make_value_model(saved, kind), batch), wanted, atol=1e-4, rtol=0)
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_reward_model_runs_in_deepspeed_for_evaluation(tiny_checkpoint, batch, tmp_path):
-    folder = tiny_checkpoint(KIT)
-    made = make_value_model(folder)
-    processor = get_kit(KIT).load_processor(str(folder), trust_remote_code=False)
-    made.save(tmp_path, processor=processor, weights=made.state_dict())
-    for stage in (2, 3):
-        strategy = make_run(stage, folder)
-        model = flat_value_model(
-            str(tmp_path),
-            "reward",
-            attn_implementation="sdpa",
-            param_dtype="fp32",
-            ds_config=strategy.get_ds_eval_config(),
-            value_head_prefix=HEAD,
-            share_prefix=True,
-        )
-        engine = strategy.prepare(model)
-        engine.eval()
-        with torch.no_grad():
-            rewards, wanted = (one(batch.for_model, of_samples=True) for one in (engine, made))
-        torch.testing.assert_close(rewards, wanted, atol=1e-5, rtol=0)
