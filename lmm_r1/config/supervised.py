@@ -110,7 +110,6 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-@dataclass(frozen=True, kw_only=True)
 class SFTConfig(SupervisedConfig):
     """Settings of one supervised stage."""
 
@@ -164,7 +163,6 @@ class TeacherConfig:
     """Keep the teacher in CPU memory; needs --ds.zero_stage 3."""
 
 
-@dataclass(frozen=True, kw_only=True)
 @dataclass(frozen=True, kw_only=True)
 class KDConfig(SFTConfig):
     """Settings of one stage that trains on a teacher's token distributions."""
