@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, NewType
 
 from lmm_r1 import dotted
 from lmm_r1.errors import UserError
@@ -218,7 +218,7 @@ def check_ranges(config: DataclassInstance, *, prefix: str = "--") -> None:
             raise UserError(f"{given(flag, value, prefix=prefix)} {refusal}")
 
 
-def json_object(text: str | None, *, flag: str) -> dict[str, Any]:
+def json_object(text: str | None, *, flag: str) -> dict[str, object]:
     """Return the JSON object in a flag's text, empty without one; raises UserError for another text."""
     try:
         found = json.loads(text or "{}", object_pairs_hook=_once)
@@ -229,7 +229,7 @@ def json_object(text: str | None, *, flag: str) -> dict[str, Any]:
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("it gives a key twice")

@@ -115,17 +115,24 @@ class BranchingRollout(EpisodeRollout):
             ) from error
 
 
-def agent_rollout(name: str | None, func_path: str | None, *, settings: AgentConfig, **group: Any) -> EpisodeRollout:
-    """Return the rollout of `--train.agent` or `--train.agent_func_path`; raises UserError if it cannot be created.
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """What plays the episodes of a run."""
 
-    Args:
-        group: the arguments of a `GroupRollout`.
-    """
-    if func_path is None:
-        assert name is not None, "one of the two is given"
-        environment = load_environment(name, options=json_object(settings.options, flag="--agent.options"))
-        return BranchingRollout(environment=environment, limits=settings, **group)
-    agent = load_agent(func_path)
-    if isinstance(agent, ExecutorAgent):
-        return ExecutorRollout(environment=agent, limits=settings, **group)
-    return BranchingRollout(environment=agent, limits=settings, **group)
+    name: str | None
+    """`--train.agent`; None for a file in OpenRLHF's form."""
+    func_path: str | None
+    """`--train.agent_func_path`."""
+    settings: AgentConfig
+
+    def rollout(self, **group: Any) -> EpisodeRollout:
+        """Return the rollout of its episodes, with the arguments of a `GroupRollout`; raises UserError if it cannot be made."""
+        if self.func_path is None:
+            assert self.name is not None, "one of the two is given"
+            options = json_object(self.settings.options, flag="--agent.options")
+            environment = load_environment(self.name, options=options)
+            return BranchingRollout(environment=environment, limits=self.settings, **group)
+        agent = load_agent(self.func_path)
+        if isinstance(agent, ExecutorAgent):
+            return ExecutorRollout(environment=agent, limits=self.settings, **group)
+        return BranchingRollout(environment=agent, limits=self.settings, **group)

@@ -18,7 +18,7 @@ from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
-from lmm_r1.generation.branching import agent_rollout
+from lmm_r1.generation.branching import AgentSpec
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.engine_arguments import Guesses, engine_arguments, guesses_so_far
@@ -46,7 +46,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         *,
         reward: RewardConfig | None,
         functions: GivenFunctions | None = None,
-        agent: Mapping[str, Any] | None = None,
+        agent: AgentSpec | None = None,
         temperature: float = 1.0,
         **engine_arguments: Any,
     ) -> None:
@@ -75,7 +75,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             "weights": self.weights,
         }
         guesses = "speculative_config" in engine_arguments
-        self.groups = GroupRollout(**room) if agent is None else agent_rollout(**agent, **room, guesses=guesses)
+        self.groups = GroupRollout(**room) if agent is None else agent.rollout(**room, guesses=guesses)
 
     def _started_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
@@ -256,7 +256,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "full_determinism": config.train.full_determinism_enable,
         "reward": config.reward if config.reward.remote_url else None,
         "agent": (
-            {"name": train.agent, "func_path": train.agent_func_path, "settings": config.agent}
+            AgentSpec(name=train.agent, func_path=train.agent_func_path, settings=config.agent)
             if train.plays
             else None
         ),
