@@ -5,20 +5,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from PIL import Image, ImageDraw
+
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, with_parts
 from lmm_r1.data.messages import ImagePart, Part, Row, TextPart, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.sokoban import SMALLEST_TILE_PX, draw_board
 from remote_rm.sokoban import Level, Plan, Played, level_text, play, read_level, read_plan
 
 View = Literal["image", "text"]
 VIEWS: tuple[View, ...] = get_args(View)
 OPTIMUM_COLUMN = "optimal_moves"
+SMALLEST_TILE_PX = 8
+WALL, FLOOR, GRID, GOAL = (70, 74, 84), (232, 230, 222), (206, 204, 196), (214, 40, 57)
+BOX, BOX_ON_GOAL, PLAYER = (224, 148, 40), (46, 150, 70), (36, 92, 200)
 _REPORTED = 5
 _STEP_BY_STEP = (
     "You may write a few moves at a time. Then you are shown the board and continue from there. Write "
     "<answer>stop</answer> if it cannot be solved any more."
 )
+
+
+def draw_board(level: Level, *, tile_px: int) -> Image.Image:
+    """The board in RGB, `tile_px` square pixels for each square.
+
+    Raises ValueError for tiles that are too small to be recognised.
+    """
+    if tile_px < SMALLEST_TILE_PX:
+        raise ValueError(f"tiles of {tile_px} px: at least {SMALLEST_TILE_PX} are needed")
+    board = Image.new("RGB", (level.width * tile_px, level.height * tile_px), FLOOR)
+    brush = ImageDraw.Draw(board)
+    for row, line in enumerate(level_text(level).splitlines()):
+        for column, symbol in enumerate(line):
+
+            def inset(share: float, top: int = row * tile_px, left: int = column * tile_px) -> tuple[int, ...]:
+                margin = round(tile_px * share)
+                return left + margin, top + margin, left + tile_px - 1 - margin, top + tile_px - 1 - margin
+
+            brush.rectangle(inset(0), fill=WALL if symbol == "#" else FLOOR, outline=WALL if symbol == "#" else GRID)
+            if symbol == ".":
+                brush.ellipse(inset(0.32), fill=GOAL)
+            elif symbol in "$*":
+                brush.rectangle(inset(0.14), fill=BOX if symbol == "$" else BOX_ON_GOAL)
+            elif symbol in "@+":
+                if symbol == "+":
+                    brush.ellipse(inset(0.02), fill=GOAL)
+                brush.ellipse(inset(0.16), fill=PLAYER)
+    return board
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from PIL import Image, ImageDraw
-
+from lmm_r1.agents.sokoban import SMALLEST_TILE_PX, draw_board
 from lmm_r1.errors import UserError
 from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
 from remote_rm.sokoban import LARGEST_SIDE, Level, Move, level_text, play, solve
@@ -16,9 +15,6 @@ ROOMS_TRIED = 5000
 """The most random levels that are tried for one row."""
 MOST_STATES = 50_000
 """A level that needs more states in the solver is replaced by another one."""
-SMALLEST_TILE_PX = 8
-WALL, FLOOR, GRID, GOAL = (70, 74, 84), (232, 230, 222), (206, 204, 196), (214, 40, 57)
-BOX, BOX_ON_GOAL, PLAYER = (224, 148, 40), (46, 150, 70), (36, 92, 200)
 _TEXT_PROMPT = (
     "This is a level of Sokoban: # wall, - floor, . goal, $ box, * box on a goal, @ you, + you on a goal.\n{board}\n"
 )
@@ -30,34 +26,6 @@ _QUESTION = (
     "You push boxes by walking into them, one at a time. Push every box onto a goal. Write the moves as "
     "<answer>Left, Up, Right, Down</answer>."
 )
-
-
-def draw_board(level: Level, *, tile_px: int) -> Image.Image:
-    """The board in RGB, `tile_px` square pixels for each square.
-
-    Raises ValueError for tiles that are too small to be recognised.
-    """
-    if tile_px < SMALLEST_TILE_PX:
-        raise ValueError(f"tiles of {tile_px} px: at least {SMALLEST_TILE_PX} are needed")
-    board = Image.new("RGB", (level.width * tile_px, level.height * tile_px), FLOOR)
-    brush = ImageDraw.Draw(board)
-    for row, line in enumerate(level_text(level).splitlines()):
-        for column, symbol in enumerate(line):
-
-            def inset(share: float, top: int = row * tile_px, left: int = column * tile_px) -> tuple[int, ...]:
-                margin = round(tile_px * share)
-                return left + margin, top + margin, left + tile_px - 1 - margin, top + tile_px - 1 - margin
-
-            brush.rectangle(inset(0), fill=WALL if symbol == "#" else FLOOR, outline=WALL if symbol == "#" else GRID)
-            if symbol == ".":
-                brush.ellipse(inset(0.32), fill=GOAL)
-            elif symbol in "$*":
-                brush.rectangle(inset(0.14), fill=BOX if symbol == "$" else BOX_ON_GOAL)
-            elif symbol in "@+":
-                if symbol == "+":
-                    brush.ellipse(inset(0.02), fill=GOAL)
-                brush.ellipse(inset(0.16), fill=PLAYER)
-    return board
 
 
 @dataclass(frozen=True, kw_only=True)

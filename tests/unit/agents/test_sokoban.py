@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from helpers.episodes import CORNER, IN_A_CORNER, ONE_PUSH, play_episode, row_of, texts_of
 
-from lmm_r1.agents.sokoban import SokobanPlan, SokobanSteps
+from lmm_r1.agents.sokoban import SokobanPlan, SokobanSteps, draw_board
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.sokoban import draw_board
 from remote_rm.sokoban import level_text, read_level
 
 TWO = "#######\n#@$ . #\n# $ . #\n#######"

@@ -9,9 +9,10 @@ from helpers.verifiers import LARGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmm_r1.agents.sokoban import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, draw_board
 from lmm_r1.errors import UserError
 from lmm_r1.tasks import split_of
-from lmm_r1.tasks.sokoban import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, SokobanTask, draw_board, room_name
+from lmm_r1.tasks.sokoban import SokobanTask, room_name
 from remote_rm.sokoban import MOVES, level_text, play, read_level, read_plan, solve
 
 BOARDS = ("#######\n#@ $*.#\n#  $ .#\n#######", "######\n#+$ .#\n# $  #\n######")
