@@ -63,7 +63,7 @@ def derive(model: str, output: Path) -> Mapping[Capability, Confirmation]:
         file = Checks(folder=Path(folder), file=file).confirmed()
     if file.capabilities["sft"].confirmed:
         write_json_object(output, file.data)
-    return file.capabilities
+    return {name: file.capabilities[name] for name in CAPABILITIES}
 
 
 class Checks:
