@@ -60,7 +60,7 @@ def derive(model: str, output: Path) -> Mapping[str, Confirmation]:
         file = Checks(folder=Path(folder), file=file).confirmed()
     if file.capabilities["sft"].confirmed:
         write_json_object(output, file.data)
-    return file.capabilities
+    return {name: file.capabilities[name] for name in CAPABILITIES}
 
 
 class Checks:

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 NOT_YET_RENAMED = {
     "Checkpoint",
-    "ConvertConfig",
     "Generation",
     "Phi3VForCausalLM",
     "Plan",
