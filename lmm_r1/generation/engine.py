@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from lmm_r1 import quiet
 from lmm_r1.config.declared import json_object
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from lmm_r1.generation.episode_engine import EpisodeEngine
 
 
-T = TypeVar("T")
 EngineDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -172,8 +171,8 @@ class Engine(Responder, Protocol):
 
 def outcomes_in(
     loop: asyncio.AbstractEventLoop,
-    rows: Iterable[tuple[int, T]],
-    outcome_of: Callable[[int, T], Coroutine[Any, Any, Outcome]],
+    rows: Iterable[tuple[int, Row]],
+    outcome_of: Callable[[int, Row], Coroutine[Any, Any, Outcome]],
     *,
     at_once: int,
 ) -> Iterator[Outcome]:

@@ -23,7 +23,6 @@ from lmm_r1.generation.engine import (
     EngineSettings,
     Outcome,
     SamplingSettings,
-    T,
     end_tasks,
     merged_checkpoint,
     outcomes_in,
@@ -221,7 +220,8 @@ class VllmEngine:
         self._loop = asyncio.new_event_loop()
         # On a CPU, all PyTorch code runs in the engine's thread: see InProcessEngine.
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
-        self.call_workers("ban_tokens", self.codec.banned_token_ids)
+        banned = (self.codec.banned_token_ids,)
+        self._loop.run_until_complete(self.engine.collective_rpc("ban_tokens", args=banned))
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield the outcome of each (index, row), in the order in which they end."""
@@ -230,8 +230,8 @@ class VllmEngine:
 
     def outcomes(
         self,
-        source: Iterable[tuple[int, T]],
-        outcome_of: Callable[[int, T], Coroutine[Any, Any, Outcome]],
+        source: Iterable[tuple[int, Row]],
+        outcome_of: Callable[[int, Row], Coroutine[Any, Any, Outcome]],
         *,
         responses_per_row: int,
     ) -> Iterator[Outcome]:
@@ -280,10 +280,6 @@ class VllmEngine:
             return await self._loop.run_in_executor(self._beside, partial(function, *arguments))
         return function(*arguments)
 
-    def call_workers(self, method: str, *arguments: Any) -> None:
-        """Call a method of the worker; no request may be in progress."""
-        self._loop.run_until_complete(self.engine.collective_rpc(method, args=arguments))
-
     def close(self) -> None:
         """Stop the engine and free its memory."""
         end_tasks(self._loop, asyncio.all_tasks(self._loop))
@@ -296,7 +292,12 @@ class VllmEngine:
     async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
         try:
-            encoded, request = await self._sampled(row, sampling)
+            encoded = self.codec.encode(row)
+            request = self._request_of(encoded, sampling, output_per="prompt")
+            async for _ in request.sent_to(self.engine):
+                pass
+            if request.broken:
+                raise UserError(f"{row.location}: vLLM aborted a response ({next(iter(request.broken))})")
         except UserError as error:
             return Outcome(index=index, row=row, reason=str(error))
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
@@ -305,15 +306,6 @@ class VllmEngine:
             for one in map(self._completion, request.responses)
         )
         return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
-
-    async def _sampled(self, row: Row, sampling: SamplingSettings) -> tuple[EncodedPrompt, Request]:
-        encoded = self.codec.encode(row)
-        request = self._request_of(encoded, sampling, output_per="prompt")
-        async for _ in request.sent_to(self.engine):
-            pass
-        if request.broken:
-            raise UserError(f"{row.location}: vLLM aborted a response ({next(iter(request.broken))})")
-        return encoded, request
 
     def _request_of(
         self, encoded: EncodedPrompt, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]
