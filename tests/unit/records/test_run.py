@@ -86,7 +86,10 @@ def test_numbers_that_are_not_finite_are_missing_values(tmp_path):
         ("{'step': 1}", "not a JSON object"),
         ("[1, 2]", "expected a JSON object, found list"),
         ('{"reward": 1.0}', "step: Input should be a valid integer, found None"),
-        (f'{{"step": {2**53 + 1}}}', "step: Input should be less than or equal to 9007199254740992, found 9007199254740993"),
+        (
+            f'{{"step": {2**53 + 1}}}',
+            "step: Input should be less than or equal to 9007199254740992, found 9007199254740993",
+        ),
         (f'{{"step": 1, "reward": {"[" * 200_000}', "not a JSON object (maximum recursion depth"),
         ('{"step": 1.5}', "step: Input should be a valid integer, found 1.5"),
         ('{"step": true}', "step: Input should be a valid integer, found True"),
