@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
-import tenacity
-
 from lmm_r1.data.media_access import media_limits
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ MAX_BYTES = 64 * 2**20
 MAX_REDIRECTS = 5
 DEADLINE_S = 30.0
 """For the whole of a download, with redirects and further attempts."""
-_ATTEMPTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {"User-Agent": "lmm-r1", "Accept": "image/*", "Accept-Encoding": "identity"}
@@ -50,15 +47,18 @@ def fetch(url: str) -> bytes:
     reply is not acceptable.
     """
     deadline = time.monotonic() + DEADLINE_S
-    attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(_BrokenDownload),
-        stop=tenacity.stop_after_attempt(_ATTEMPTS) | tenacity.stop_after_delay(DEADLINE_S),
-        wait=tenacity.wait_exponential(multiplier=0.5),
-        reraise=True,
-    )
-    # In a thread of its own, because the caller may run in an event loop.
+    # In its own thread, because the caller may run in an event loop.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(attempts, lambda: asyncio.run(_followed(url, deadline))).result()
+        return thread.submit(asyncio.run, _tried(url, deadline)).result()
+
+
+async def _tried(url: str, deadline: float) -> bytes:
+    for wait_s in (0.5, 1.0):
+        try:
+            return await _followed(url, deadline)
+        except _BrokenDownload:
+            await asyncio.sleep(wait_s)
+    return await _followed(url, deadline)
 
 
 async def _followed(url: str, deadline: float) -> bytes:

@@ -15,7 +15,6 @@ from typing import Any
 import jinja2
 import PIL.Image
 import PIL.ImageOps
-from markupsafe import Markup
 
 from lmm_r1.data.images import encoded_image, load_image
 from lmm_r1.data.messages import ImagePart, ImageSource, kind_of, open_image
@@ -184,9 +183,9 @@ def duration(seconds: float | None) -> str:
 FILTERS = {show.__name__: show for show in (percent, points, direction, mean, number, duration)}
 
 
-def script_json(value: object) -> Markup:
+def script_json(value: object) -> str:
     """Return JSON that cannot end its script block, and that any encoding can represent."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # These characters occur only inside strings, in which an escape has the same meaning.
     text = text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
-    return Markup(LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    return LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

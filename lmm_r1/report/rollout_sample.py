@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from lmm_r1.evaluation.page_parts import MAX_BYTES, MIN_BYTES, ImageError, data_uri, script_json
 from lmm_r1.records.rollouts import (
     DROP_WORDS,
@@ -194,12 +192,12 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
     )
 
 
-def rollout_data(series: Sequence[Series], *, sample: RolloutSample) -> dict[str, Markup]:
+def rollout_data(series: Sequence[Series], *, sample: RolloutSample) -> dict[str, str]:
     """Return the data for the page's two script blocks: `rollouts` as JSON, `images` as lines."""
     named = [{"run": member.run, "stage": member.stage.name, "color": member.color} for member in series]
     data = {"series": named, "prompts": sample.prompts, "rollouts": sample.rollouts}
     # The data URIs are made here, with a known type and base64, so they cannot contain markup.
-    return {"rollouts": script_json(data), "images": Markup("\n".join(sample.images))}
+    return {"rollouts": script_json(data), "images": "\n".join(sample.images)}
 
 
 Group = Sequence[tuple[int, int]]
