@@ -42,11 +42,13 @@ def model_name(config: ConversationFlags) -> str:
 def engine_settings(config: ConversationFlags, *, responses: int = 1) -> tuple[Checkpoint, EngineSettings]:
     """Return the checkpoint, and how it is loaded for this many responses at a time; raises UserError if it cannot be."""
     from lmm_r1.generation.engine import prepare_process, split_adapter
+
+    # Before transformers is imported, whose torchvision has no CPU build.
+    prepare_process()
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_weights
     from lmm_r1.models.rope_scaling import short_length
 
-    prepare_process()
     path, adapter = split_adapter(config.model, config.adapter)
     checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     kit = checkpoint.kit
