@@ -18,6 +18,8 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_engine_process.py": (),
     "test_evaluate_errors.py": ("left_out_and_never_cut",),
     "test_finite_steps.py": ("fp32",),
+    "test_gradient_accumulation.py": ("offload", "fp16", "bf16-bf16", "zero_first"),
+    "test_kd.py": (),
     "test_killed_episodes.py": (),
     "test_killed_runs.py": (),
     "test_launched_ranks.py": ("that_fail",),
@@ -30,6 +32,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_start_order.py": ("[False]", "start_their_processes"),
     "test_stopped_commands.py": (),
     "test_training_benchmarks.py": (),
+    "test_two_processes_save.py": (),
     "test_two_ranks.py": (),
     "test_ulysses.py": (
         "four_ranks",
