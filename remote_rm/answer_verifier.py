@@ -7,15 +7,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_copy
 from remote_rm.answers.extraction import final_answer
 from remote_rm.responses import format_score
 from remote_rm.verifier import Item, Score
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)

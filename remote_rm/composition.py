@@ -4,18 +4,22 @@ python -m remote_rm.composition --part math=1.0 --part format=0.5
 python -m remote_rm.composition --select math --select choice --part format=0.5    # labels: `choice: B`, `math: 42`
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, finite_number
 from remote_rm.registry import get_verifier
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import AskingVerifier, Item, Score, Verifier
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 LABEL_SEPARATOR = ":"
 RESERVED_NAMES = ("accuracy", "ungradable", "timed_out")

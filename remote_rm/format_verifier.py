@@ -3,17 +3,20 @@
 python -m remote_rm.format_verifier --port 5000
 """
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import dataclass
-from typing import ClassVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, ClassVar
 
 from remote_rm import registry
 from remote_rm.answer_verifier import finite_number
 from remote_rm.responses import format_score
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item, Score
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,17 @@
 """The wire format, OpenRLHF's own: what a trainer posts to /get_reward and what it reads from the reply."""
 
+from __future__ import annotations
+
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from remote_rm.verifier import as_text, check_parallel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

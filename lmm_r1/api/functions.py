@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
-from typing_extensions import Unpack
-
 from lmm_r1.api.settings import IMAGE_DIR, Rows, Settings, image_dir, is_messages, own_process, read_config, row_file
 from lmm_r1.cli.training import prepare_training, train_run
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig, resolve
@@ -24,6 +22,7 @@ from lmm_r1.records.run_folder import RunFolder, read_stage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from typing_extensions import Unpack
 
     from lmm_r1.evaluation.board import Board
 

@@ -7,9 +7,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Protocol
 
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, to_json
@@ -19,6 +17,10 @@ from lmm_r1.scoring import ScoredResponse
 from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, SentSample
 from remote_rm.service.pool import BlockingPool
 from remote_rm.verifier import Item, NotReady, PoolUnavailable, Score
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 JUDGE_SECONDS = 5.0
 

@@ -9,9 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, TypeAlias
 
 from lmm_r1.config.ppo import RequestField, RewardConfig
 from lmm_r1.config.rewards import (
@@ -34,6 +32,10 @@ from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from remote_rm.client import RewardClient
 from remote_rm.verifier import Score
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 # Per engine: one answer takes a millisecond, an expression that must be simplified up to a second.
 MOST_WORKERS = 4

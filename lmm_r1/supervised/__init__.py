@@ -11,11 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from typing_extensions import Self
 
 from lmm_r1.config import DPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.config.run_rows import read_judged
@@ -26,6 +25,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting
 from lmm_r1.train.start import say
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")

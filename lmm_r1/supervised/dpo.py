@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from typing_extensions import Self
 
 from lmm_r1.config import DPOConfig
 from lmm_r1.config.preferences import DPOModelConfig
@@ -26,6 +25,10 @@ from lmm_r1.supervised.models import Reference, prepare_policy, prepare_referenc
 from lmm_r1.supervised.samples import SFTSample, check_turns, encode_sample, mask_of_turns
 from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image, ImageChops
 from transformers import PreTrainedTokenizerBase
-from typing_extensions import Self
 
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
@@ -24,6 +23,10 @@ from lmm_r1.supervised.loop import TokenTerms
 from lmm_r1.supervised.models import prepare_frozen, prepare_policy
 from lmm_r1.supervised.sft import SFTRun
 from lmm_r1.train.start import Frame
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 # The size of the probes that compare the processors of both models.
 _WIDTH, _HEIGHT, _FRAMES = 280, 196, 4

@@ -7,12 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from typing_extensions import Self
 
 from lmm_r1 import cpu
 from lmm_r1.config import checkpoint_folder
@@ -37,6 +36,10 @@ from lmm_r1.supervised.models import ConfigT
 from lmm_r1.train.start import Frame, blended_rows, evaluation_rows
 from lmm_r1.train.stopping import Progress, SaveSchedule
 from lmm_r1.train.update import Counts, Step, Terms, update
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")

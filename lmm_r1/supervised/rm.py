@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from typing_extensions import Self
 
 from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import PreferenceRow, Row
@@ -24,6 +23,9 @@ from lmm_r1.supervised.models import model_path, prepare_trained
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor, *, margin: torch.Tensor | None) -> torch.Tensor:

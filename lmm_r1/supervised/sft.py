@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from typing_extensions import Self
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.config.run_rows import read_conversations
@@ -23,6 +22,9 @@ from lmm_r1.supervised.models import prepare_policy
 from lmm_r1.supervised.samples import SFTSample, check_sample, encode_sample, loss_turns
 from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)

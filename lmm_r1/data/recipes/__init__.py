@@ -12,14 +12,17 @@ import string
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from typing_extensions import Self
 
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 CHOICES_FIELD = "choices"
 """In a prompt, `{choices}` is replaced by the lettered choices."""
