@@ -41,8 +41,6 @@ TINY_TOKENS = TinyTokens(
 # 4 x 4 patches per crop, and up to 4 x 4 crops, of which more than nine are scaled down; 27 x 27 and 6 x 6 in the releases.
 CROP, PATCH_SIZE, CROPS = 56, 14, 4
 GRIDS = [[rows * CROP, columns * CROP] for rows in range(1, CROPS + 1) for columns in range(1, CROPS + 1)]
-
-
 # The most crops per image that vLLM expects; the features of more crops are scaled down to this many.
 ASPECT_RATIO = "anyres_max_9"
 # The released chat template writes a space after the role, except after the role of its generation prompt.
