@@ -33,10 +33,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read when torch is imported: else vLLM compiles two helpers of its sampler, for 20 s.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-# Test modules import transformers before anything of ours. Commands that tests start must prepare themselves.
-_python_path = os.environ.get("PYTHONPATH", "")
+# Test modules import transformers before anything of ours. Processes that tests start inherit it by PYTHONPATH; tests of
+# commands as a user has them (`test_interactive_chat`, `test_quiet`) set their own.
 cpu.prepare()
-os.environ["PYTHONPATH"] = _python_path
 # A name that is no folder must not be looked up over the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

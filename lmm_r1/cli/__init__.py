@@ -58,8 +58,12 @@ GROUPS = {
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 HELP = ("-h", "--help", "help")
-EXTRA_PACKAGES = frozenset(("torch", "vllm", "openrlhf", "ray", "deepspeed", "transformers", "peft", "accelerate"))
+EXTRA_PACKAGES = frozenset(
+    ("torch", "vllm", "openrlhf", "ray", "deepspeed", "transformers", "peft", "accelerate", "huggingface_hub", "cv2")
+)
 """What the extras `gpu` and `cpu` install."""
+SERVER_PACKAGES = frozenset(("fastapi", "pebble", "starlette", "uvicorn"))
+"""What the extra `serve` installs."""
 EXTRA_MISSING = (
     "this command needs {}, which an extra installs: pip install 'lmm-r1[gpu]', or 'lmm-r1[cpu]' on a machine without "
     "GPUs; docs/installation.md shows it for a wheel"
@@ -100,9 +104,13 @@ def run_command(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_PACKAGES:
+        if package in SERVER_PACKAGES:
+            missing = f"this command needs {package}: pip install 'lmm-r1[serve]'"
+        elif package in EXTRA_PACKAGES:
+            missing = EXTRA_MISSING.format(package)
+        else:
             raise
-        print(f"lmm-r1: error: {EXTRA_MISSING.format(package)}", file=sys.stderr)
+        print(f"lmm-r1: error: {missing}", file=sys.stderr)
         raise SystemExit(1) from None
     except SystemExit as end:
         # rich turns it into an exit code of its own.

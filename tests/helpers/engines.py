@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,8 +67,6 @@ def running_engine(
     # Before the argument, and in GiB; no engine gives its cache back, and one process has dozens of them.
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-        # vLLM inspects a class that it has not seen in another process, which needs torchvision's operators, too.
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         llm = LLM(
             str(folder),
             dtype=dtype,

@@ -1,5 +1,6 @@
 """What must be quick to import loads none of the training stack; measured in fresh interpreters."""
 
+import ast
 import json
 import os
 import re
@@ -189,7 +190,43 @@ def test_remote_rm_judges_and_serves_where_only_what_its_own_project_requires_ca
     assert not loaded & {*HEAVY, "lmm_r1", "datasets", "numpy", "PIL"}
 
 
+OPTIONAL = {"fla", "flash_attn", "flash_attn_2_cuda", "liger_kernel", "wandb"}
+"""Packages that are used where a user has them; liger-kernel and wandb are of extras, too."""
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Return the packages that a module imports, except for type checkers."""
+    found, left = set[str](), list[ast.AST](tree.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [str(node.module)]
+        found |= {name.partition(".")[0] for name in names}
+        left += ast.iter_child_nodes(node)
+    return found - sys.stdlib_module_names - {"lmm_r1", "remote_rm"}
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = (text for name, some in project["optional-dependencies"].items() if name != "dev" for text in some)
+    known = {canonicalize_name(Requirement(text).name) for text in (*project["dependencies"], *extras)}
+    files = [*(ROOT / "lmm_r1").rglob("*.py"), *(ROOT / "remote_rm").rglob("*.py")]
+    packages = set[str]().union(*(imported(ast.parse(file.read_text())) for file in files if "project" not in file.parts))
+    assert {"torch", "fastapi", "yaml", "cv2"} <= packages
+    providers = packages_distributions()
+    assert [
+        package
+        for package in sorted(packages - OPTIONAL)
+        if not known & {canonicalize_name(name) for name in providers.get(package, ())}
+    ] == []
+
+
 def test_remote_rm_requires_what_lmm_r1_requires_of_the_same_packages():
-    whole = {one.name: str(one) for one in declared(ROOT / "pyproject.toml")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = (*project["dependencies"], *project["optional-dependencies"]["serve"])
+    whole = {Requirement(text).name: str(Requirement(text)) for text in texts}
     own = declared(ROOT / "remote_rm/pyproject.toml")
     assert [whole.get(one.name) for one in own] == [str(one) for one in own]
