@@ -91,7 +91,6 @@ def test_what_is_open_follows_from_the_other_flags_and_what_is_given_stays(chang
         (ppo(data__input_template="Question:"), "data.input_template", None, "has no {}"),
         (sft(data__input_template="Question:"), "data.input_template", None, "has no {}"),
         (ppo(train__async_enable=True), LEVEL, "token", "is token: with --train.async_enable"),
-        (ppo(rollout__oversample=1.25), LEVEL, "token", "is token: with --rollout.oversample"),
     ],
 )
 def test_a_flag_that_is_changed_is_told(config, flag, value, said, caplog):
