@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 RECIPES = Path("datasets/recipes")
-INSTALLED_RECIPES = Path("lmm_r1/data/recipes/published")
+INSTALLED_RECIPES = Path("lmm_r1/tools/recipes/published")
 
 
 class BuildWithRecipes(build_py):

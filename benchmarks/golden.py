@@ -418,7 +418,7 @@ def _plain(value: Any) -> Any:
 
 def configs(case: str, given: Given) -> dict[str, Any]:
     """Return the settings that a published config is converted to, and what its notes are about."""
-    from lmm_r1.migrate import convert, read_run, to_document
+    from lmm_r1.tools.migrate import convert, read_run, to_document
 
     published = next(one for one in _published() if one["name"] == case)
     file = given.folder / published["file"]

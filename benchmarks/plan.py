@@ -5,7 +5,7 @@ python benchmarks/plan.py --gpus [--output benchmarks/results/plan_gpus.json]
 
 Each training runs in a process of its own: a model is made, loaded and given to DeepSpeed's engine by the strategy of the
 trainers, then makes two optimizer steps. Measured is the peak of its resident memory in those steps, above what it had
-before the model was loaded; predicted is what `lmm_r1.planning` says of the same settings and batch, from the config alone.
+before the model was loaded; predicted is what `lmm_r1.tools.planning` says of the same settings and batch, from the config alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmm_r1 import cpu
 if TYPE_CHECKING:
     from lmm_r1.models.loading import LoadSettings
     from lmm_r1.models.packed.packing import ModelSample
-    from lmm_r1.planning.pass_memory import EmptyModel, Role
+    from lmm_r1.tools.planning.pass_memory import EmptyModel, Role
 
 STEPS = 2
 MIB = 2**20
@@ -237,7 +237,7 @@ def batch_of(case: Case, model: Path) -> list[ModelSample]:
 
 def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
     """Return the bytes that the case will take, and the sizes of model and batch."""
-    from lmm_r1.planning.pass_memory import ZeroSettings, empty_model, trained_states
+    from lmm_r1.tools.planning.pass_memory import ZeroSettings, empty_model, trained_states
 
     empty: EmptyModel = empty_model(
         str(model), case.role, settings=load_settings(case), checkpointing=case.checkpointing

@@ -1,7 +1,7 @@
 """Builds docs/metrics.md, the table of other defaults in docs/migrating.md, and the site's page of each trainer's flags.
 
 `python docs/flags_page.py` writes the first two, docs/site.py the others. Help texts are the docstrings in
-`lmm_r1/config/`, and metrics are those of `lmm_r1/report/metrics.yaml`.
+`lmm_r1/config/`, and metrics are those of `lmm_r1/tools/report/metrics.yaml`.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from lmm_r1 import cli, dotted
 from lmm_r1.cli.arguments import help_of, value_name
 from lmm_r1.config import DIFFERENCES
-from lmm_r1.report.curves import METRICS
+from lmm_r1.tools.report.curves import METRICS
 
 DOCS = Path(__file__).resolve().parent
 METRICS_PAGE, MIGRATING_PAGE = DOCS / "metrics.md", DOCS / "migrating.md"
@@ -31,7 +31,7 @@ METRICS_INTRODUCTION = """\
 What a training logs in `metrics.jsonl` and in [trackers](loggers.md). Bold: the chart of `lmm-r1 report`. `*` stands for any
 text. Other names are [parts of your reward](reward_parts.md).
 
-`make docs` builds this page from `lmm_r1/report/metrics.yaml`: edit that.
+`make docs` builds this page from `lmm_r1/tools/report/metrics.yaml`: edit that.
 """
 
 

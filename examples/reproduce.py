@@ -175,7 +175,7 @@ def digest_of(folder: Path) -> str:
     Raises UserError if there are no rows, or an image cannot be read.
     """
     from lmm_r1.data.files import ROWS_FILE, read_row_file
-    from lmm_r1.data_check.contents import contents
+    from lmm_r1.tools.data_check.contents import contents
 
     digest = hashlib.sha256()
     files = [folder / ROWS_FILE] if (folder / ROWS_FILE).is_file() else sorted(folder.glob(f"*/{ROWS_FILE}"))

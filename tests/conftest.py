@@ -19,23 +19,24 @@ from lmm_r1 import cpu
 from lmm_r1.config import shared
 from lmm_r1.lmm_kits import KITS
 
+# Workers of pytest-xdist share the cores: two processes of two threads each run four times slower than one.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read when torch is imported: else vLLM compiles two helpers of its sampler, for 20 s.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # The training stack is an extra: without it, what imports it cannot be collected.
 ROOMS = """
-batch checkpoints models planning scoring rl supervised host generation records/trackers train lmm_kits
+tools/batch checkpoints models tools/planning scoring rl supervised host generation records/trackers train lmm_kits
 """.split()
 if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
         *(f"unit/{room}/*" for room in ROOMS),
         *("unit/files/test_full_disk.py", "unit/test_cpu.py", "contracts/*", "integration/*"),
     ]
-# Workers of pytest-xdist share the cores: two processes of two threads each run four times slower than one.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Read when torch is imported: else vLLM compiles two helpers of its sampler, for 20 s.
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-# Test modules import transformers before anything of ours. Processes that tests start inherit it by PYTHONPATH; tests of
-# commands as a user has them (`test_interactive_chat`, `test_quiet`) set their own.
-cpu.prepare()
+else:
+    # Test modules import transformers before anything of ours. Processes that tests start inherit it by PYTHONPATH; tests
+    # of commands as a user has them (`test_interactive_chat`, `test_quiet`) set their own.
+    cpu.prepare()
 # A name that is no folder must not be looked up over the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from typing_extensions import Unpack
 
-    from lmm_r1.evaluation.board import Board
+    from lmm_r1.tools.evaluation.board import Board
 
 
 Reward: TypeAlias = Callable[..., Any]
@@ -107,9 +107,9 @@ def generate(
             output=folder / "responses.jsonl" if output is None else Path(output),
         )
         config = read_config(BatchConfig, config, settings, given)
-        from lmm_r1.batch import RowLog
-        from lmm_r1.batch.run import run_batch
         from lmm_r1.cli.job_progress import job_progress
+        from lmm_r1.tools.batch import RowLog
+        from lmm_r1.tools.batch.run import run_batch
 
         report = run_batch(config, progress=job_progress, given=functions)
         return Generation(
@@ -352,8 +352,8 @@ def train_rl(
         source = {"reward.remote_url": spec} if spec else {}
         settings = read_config(PPOConfig, config or {}, overrides or {}, named, source)
         settings = _ready(settings, given, reward=functions)
-        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
+        from lmm_r1.tools.planning.choices import planned
 
         train(settings, plan=planned, reward=functions, callbacks=callbacks)
         return _finished(settings)

@@ -11,7 +11,7 @@ from lmm_r1.cli.job_progress import job_progress, report_skipped
 from lmm_r1.config.generation import BatchConfig
 
 if TYPE_CHECKING:
-    from lmm_r1.batch.run import BatchReport
+    from lmm_r1.tools.batch.run import BatchReport
 
 CONFIG = BatchConfig
 PROG = "lmm-r1 batch_inference"
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the job; exits with code 3 if rows were left out."""
     config = parse(BatchConfig, argv, prog=PROG, description=DESCRIPTION, first_help=BatchConfig.first_help)
     with user_errors(PROG):
-        from lmm_r1.batch.run import run_batch
+        from lmm_r1.tools.batch.run import run_batch
 
         report = run_batch(config, progress=job_progress)
     for line in _lines(config, report):

@@ -17,7 +17,7 @@ from lmm_r1.data.reading import grouped
 from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
-    from lmm_r1.data_check.check import CheckedData
+    from lmm_r1.tools.data_check.check import CheckedData
 
 CONFIG = CheckDataConfig
 PROG = "lmm-r1 check_data"
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def check_data(config: CheckDataConfig) -> None:
     """Print the findings, and write the JSON file."""
-    from lmm_r1.data_check.check import check_rows
+    from lmm_r1.tools.data_check.check import check_rows
 
     show = ProgressLines()
     checked = check_rows(
@@ -55,7 +55,7 @@ def check_data(config: CheckDataConfig) -> None:
 
 
 def _print(checked: CheckedData) -> None:
-    from lmm_r1.data_check.contents import KINDS
+    from lmm_r1.tools.data_check.contents import KINDS
 
     console = Console(highlight=False, soft_wrap=True)
     if checked.kind == "prompts":

@@ -18,8 +18,8 @@ from lmm_r1.config import resolve
 from lmm_r1.config.declared import ArgumentPlace
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_atomically
-from lmm_r1.migrate import Conversion, convert, read_run, to_document
-from lmm_r1.migrate.table import CONFIG_CLASSES, missing
+from lmm_r1.tools.migrate import Conversion, convert, read_run, to_document
+from lmm_r1.tools.migrate.table import CONFIG_CLASSES, missing
 
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (

@@ -22,7 +22,7 @@ from lmm_r1.records.run_folder import note_evaluation, trained_reading
 from remote_rm.redaction import hidden_settings
 
 if TYPE_CHECKING:
-    from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile
+    from lmm_r1.tools.evaluation.board import Board, CheckpointResponses, MeasuredFile
 
 CONFIG = EvaluateConfig
 PROG = "lmm-r1 evaluate"
@@ -65,7 +65,7 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
     names = [*checkpoints_of, *config.model]
     baseline = _baseline(config, names)
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
-    from lmm_r1.evaluation.measurement import measure, read_files
+    from lmm_r1.tools.evaluation.measurement import measure, read_files
 
     if config.system_prompt is None and config.files:
         prompt, _ = trained_reading(list(checkpoints_of.values()))
@@ -84,7 +84,7 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
 
 
 def _compare(config: EvaluateConfig) -> Board:
-    from lmm_r1.evaluation.rows import saved_checkpoints, saved_files
+    from lmm_r1.tools.evaluation.rows import saved_checkpoints, saved_files
 
     checkpoints = saved_checkpoints(config.compare)
     baseline = _baseline(config, [checkpoint.name for checkpoint in checkpoints])
@@ -104,9 +104,9 @@ def _finish(
     told: bool = True,
 ) -> Board:
     """Print the tables, write the JSON and the page, and print their paths."""
-    from lmm_r1.evaluation.board import board_record, build_board
-    from lmm_r1.evaluation.page import build_page
-    from lmm_r1.evaluation.terminal import print_board
+    from lmm_r1.tools.evaluation.board import board_record, build_board
+    from lmm_r1.tools.evaluation.page import build_page
+    from lmm_r1.tools.evaluation.terminal import print_board
 
     board = build_board(
         files=files,
@@ -156,7 +156,7 @@ def _baseline(config: EvaluateConfig, names: Sequence[str]) -> str:
 
 
 def _print_suites() -> None:
-    from lmm_r1.evaluation.rows import get_suite, suite_names
+    from lmm_r1.tools.evaluation.rows import get_suite, suite_names
 
     for recipe in map(get_suite, suite_names()):
         source = recipe.source.dataset or "no dataset on the hub, so --suite_data is needed"

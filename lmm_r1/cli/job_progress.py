@@ -12,7 +12,7 @@ from lmm_r1.data.messages import SkippedRow
 from lmm_r1.data.reading import reasons
 
 if TYPE_CHECKING:
-    from lmm_r1.batch import JobTotals
+    from lmm_r1.tools.batch import JobTotals
 
 LINE_SECONDS = 10.0
 SKIPPED_ROWS_CODE = 3

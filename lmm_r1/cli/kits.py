@@ -22,7 +22,7 @@ from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
-from lmm_r1.tasks import get_task
+from lmm_r1.tools.tasks import get_task
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -251,8 +251,8 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         prepare_training(config, reward=reward)
         from lmm_r1.generation.codec import disagrees
         from lmm_r1.lmm_kits import Checkpoint
-        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
+        from lmm_r1.tools.planning.choices import planned
 
         train(config, plan=planned, reward=reward)
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)

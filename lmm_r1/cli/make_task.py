@@ -9,8 +9,8 @@ from lmm_r1.config.declared import JsonText, Positional, json_object
 from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
-from lmm_r1.tasks import Modality, Split, Task, TaskRow, get_task
-from lmm_r1.tasks.visual_search import Style
+from lmm_r1.tools.tasks import Modality, Split, Task, TaskRow, get_task
+from lmm_r1.tools.tasks.visual_search import Style
 
 PROG = "lmm-r1 make_task"
 

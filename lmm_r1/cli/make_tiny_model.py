@@ -94,7 +94,7 @@ def _corpus(rows: Iterable[Row]) -> Iterator[str]:
 def _rows_of_tasks(tasks: Sequence[str]) -> Iterator[Row]:
     """Yield training rows with solutions."""
     from lmm_r1.data.row_parser import parse_row
-    from lmm_r1.tasks import get_task
+    from lmm_r1.tools.tasks import get_task
 
     for name in tasks:
         for made in get_task(name).generate(split="train", modality="text", rows=CORPUS_ROWS, seed=0):

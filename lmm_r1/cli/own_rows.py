@@ -121,7 +121,7 @@ def _sizes(model: str) -> Sizes:
 def _longest_prompt(rows: Iterable[Row], *, model: str, pixels: int) -> int:
     """Return the tokens of the longest prompt, each of its images as large as the bound allows."""
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.planning.choices import image_tokens
+    from lmm_r1.tools.planning.choices import image_tokens
 
     is_here = Path(model).is_dir()
     checkpoint = Checkpoint(str(released_folder(model)) if not is_here and model in released_configs() else model)

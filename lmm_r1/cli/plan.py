@@ -31,8 +31,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 if TYPE_CHECKING:
-    from lmm_r1.planning.choices import Remedy
-    from lmm_r1.planning.plan import Plan
+    from lmm_r1.tools.planning.choices import Remedy
+    from lmm_r1.tools.planning.plan import Plan
 
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
@@ -142,7 +142,7 @@ def fitting_flags(
     Raises:
         UserError: nothing makes it fit, or the flags contradict each other.
     """
-    from lmm_r1.planning.choices import fitting_remedies, refuse_excess, settings_of
+    from lmm_r1.tools.planning.choices import fitting_remedies, refuse_excess, settings_of
 
     run = _planned(dotted.replace(PPOConfig(), {"actor.model_name_or_path": model, **flags}), machine)
     taken, missing = fitting_remedies(run.config, run.plan, replan=run.replan)
@@ -184,10 +184,10 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
         processes = supervised_processes(config) if given.num_gpus is None else given.num_gpus
         config, _ = sized_supervised(config, rows=None, processes=processes)
     prepare_training(config, dry=True)
-    from lmm_r1.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image
-    from lmm_r1.planning.estimates import machine_of
-    from lmm_r1.planning.pass_memory import Unpredictable
-    from lmm_r1.planning.run_plan import plan_ppo, plan_supervised
+    from lmm_r1.tools.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image
+    from lmm_r1.tools.planning.estimates import machine_of
+    from lmm_r1.tools.planning.pass_memory import Unpredictable
+    from lmm_r1.tools.planning.run_plan import plan_ppo, plan_supervised
 
     machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
     checkpoint, pixels = checkpoint_of(config), given.image_pixels or largest_pixels(settings)
@@ -211,7 +211,7 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
 def largest_pixels(settings: Any) -> int:
     """Return the pixels of the images of the row that has most."""
     from lmm_r1.config.run_rows import read_conversations, read_judged
-    from lmm_r1.planning.choices import most_pixels
+    from lmm_r1.tools.planning.choices import most_pixels
 
     data, in_rl = settings.data, isinstance(settings, PPOConfig)
     read: Callable[..., Any] = partial(read_judged, settings)
@@ -232,8 +232,8 @@ def _print(run: _Planned, command: Callable[[Sequence[Remedy]], str]) -> None:
     """
     from rich.console import Console
 
-    from lmm_r1.planning.choices import choices_line, filled, refuse_excess
-    from lmm_r1.planning.plan import print_plan
+    from lmm_r1.tools.planning.choices import choices_line, filled, refuse_excess
+    from lmm_r1.tools.planning.plan import print_plan
 
     print_plan(run.plan, Console(highlight=False))
     if isinstance(run.config, PPOConfig) and run.plan.machine.gpu_bytes is not None:

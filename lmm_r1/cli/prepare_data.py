@@ -14,8 +14,8 @@ from lmm_r1.config.declared import Positional, Within, check_ranges
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
-    from lmm_r1.data.recipes import Recipe
-    from lmm_r1.data.recipes.preparation import Manifest, RecipeCounts
+    from lmm_r1.tools.recipes import Recipe
+    from lmm_r1.tools.recipes.preparation import Manifest, RecipeCounts
 
 PROG = "lmm-r1 prepare_data"
 DESCRIPTION = (
@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(config: PrepareDataConfig) -> None:
     """Raises UserError if a value is wrong, the dataset cannot be had or the folder is taken."""
-    from lmm_r1.data.recipes import get_recipe
-    from lmm_r1.data.recipes.preparation import LEFT_OUT_FILE, Preparation
+    from lmm_r1.tools.recipes import get_recipe
+    from lmm_r1.tools.recipes.preparation import LEFT_OUT_FILE, Preparation
 
     if config.list_recipes:
         _print_recipes()
@@ -84,7 +84,7 @@ def run(config: PrepareDataConfig) -> None:
 
 
 def _print_recipes() -> None:
-    from lmm_r1.data.recipes import get_recipe, recipe_names
+    from lmm_r1.tools.recipes import get_recipe, recipe_names
 
     for recipe in map(get_recipe, recipe_names()):
         source = recipe.source.dataset or "no dataset on the hub, so --source is needed"

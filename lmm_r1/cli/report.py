@@ -9,14 +9,14 @@ from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config.declared import ArgumentPlace
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.page_parts import duration, percent, points
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.records.metrics import FileScores
 from lmm_r1.records.run_folder import chained, read_run
-from lmm_r1.report import build_comparison, build_report, write_summary
-from lmm_r1.report.pages import compared_rows, distinct_names, row_files
-from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
-from lmm_r1.report.stages import StageRow, match_stages, stage_rows
+from lmm_r1.tools.evaluation.page_parts import duration, percent, points
+from lmm_r1.tools.report import build_comparison, build_report, write_summary
+from lmm_r1.tools.report.pages import compared_rows, distinct_names, row_files
+from lmm_r1.tools.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
+from lmm_r1.tools.report.stages import StageRow, match_stages, stage_rows
 
 PROG = "lmm-r1 report"
 DESCRIPTION = (

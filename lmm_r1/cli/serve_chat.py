@@ -36,7 +36,7 @@ def _serve(config: ServeChatConfig, *, more: Sequence[str]) -> None:
         raise UserError(f"--token_env {config.token_env}: the environment variable is not set; export it")
     if config.port_file is not None:
         check_creatable(config.port_file, flag="--port_file")
-    from lmm_r1.chat.server import serve
+    from lmm_r1.tools.chat.server import serve
     from remote_rm.service.access import check_access
 
     try:

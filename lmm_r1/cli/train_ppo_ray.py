@@ -14,8 +14,8 @@ DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning wit
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(PPOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.planning.choices import planned
         from lmm_r1.rl.run import train
+        from lmm_r1.tools.planning.choices import planned
 
         train(config, plan=planned)
 

@@ -48,8 +48,8 @@ def train_supervised(
 
 def train_run(run: str, config: SupervisedConfig, *, callbacks: Callbacks = NO_CALLBACKS) -> None:
     """Train in this process."""
-    from lmm_r1.planning.choices import planned
     from lmm_r1.supervised.start import train
+    from lmm_r1.tools.planning.choices import planned
 
     module, _, name = run.partition(":")
     train(getattr(importlib.import_module(module), name), config, plan=planned, callbacks=callbacks)

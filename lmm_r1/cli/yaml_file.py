@@ -105,7 +105,7 @@ def _leaves(
 
 def _advice(name: str, flags: Mapping[str, object]) -> str:
     # Imported only if needed: a large table.
-    from lmm_r1.migrate.other_names import counterpart
+    from lmm_r1.tools.migrate.other_names import counterpart
 
     if here := counterpart(name, known=flags):
         return f"{name} {here.replace('--', '')}"
@@ -224,7 +224,7 @@ def _meant(text: str, hint: object) -> str:
     """Return the end of a sentence that suggests a choice for an unknown value; "" without a suggestion."""
     if typing.get_origin(hint) is not typing.Literal:
         return ""
-    from lmm_r1.migrate.table import names_of
+    from lmm_r1.tools.migrate.table import names_of
 
     choices = [str(choice) for choice in typing.get_args(hint)]
     here = names_of("estimators").get(text.lower().replace("++", "_plus_plus").replace("-", "_").replace("@", ""))

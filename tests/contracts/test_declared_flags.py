@@ -17,7 +17,7 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config.declared import Needs, Within, check_needs, check_ranges, declared
 from lmm_r1.config.differences import only_defaults
 from lmm_r1.errors import UserError
-from lmm_r1.report.curves import METRICS
+from lmm_r1.tools.report.curves import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))

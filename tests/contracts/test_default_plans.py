@@ -16,10 +16,10 @@ from lmm_r1.config import PPOConfig, resolve_ppo, sized_ppo
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
-from lmm_r1.planning.choices import Remedy, choices_line, chosen, filled, fitting_pixels
-from lmm_r1.planning.estimates import GIB, Machine
-from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.run_plan import plan_ppo
+from lmm_r1.tools.planning.choices import Remedy, choices_line, chosen, filled, fitting_pixels
+from lmm_r1.tools.planning.estimates import GIB, Machine
+from lmm_r1.tools.planning.plan import Plan
+from lmm_r1.tools.planning.run_plan import plan_ppo
 
 
 def planned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> tuple[PPOConfig, Plan, str | None]:

@@ -4,13 +4,16 @@ import ast
 import re
 from collections import defaultdict
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import tomllib
 
 import lmm_r1
 from lmm_r1.lmm_kits import KITS, get_kit
 
 ROOT = Path(__file__).resolve().parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 NOT_YET_RENAMED = {
@@ -65,3 +68,18 @@ def test_no_module_outside_the_kits_names_an_architecture():
 def test_every_kit_lies_among_the_kits_under_the_name_of_its_checkpoints(name):
     assert KITS[name].startswith("lmm_r1.lmm_kits.")
     assert get_kit(name).model_type == name
+
+
+def test_the_picture_of_the_architecture_shows_the_layers_of_the_import_contracts():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {contract["name"]: contract["layers"] for contract in contracts if contract["type"] == "layers"}
+    shown = {}
+    for group in ElementTree.parse(ROOT / "docs/architecture.svg").getroot().iter(f"{SVG}g"):
+        if "id" in group.attrib:
+            shown[group.attrib["id"]] = [
+                " | ".join(str(text.text) for text in layer.iter(f"{SVG}text"))
+                for layer in group.iter(f"{SVG}g")
+                if layer is not group
+            ]
+    place = layers["rooms"].index("tools")
+    assert shown == {"entries": layers["rooms"][:place], "core": layers["rooms"][place + 1 :], "ring": layers["tools"]}

@@ -8,8 +8,15 @@ from helpers.tiny_models import MAX_LEN, flat_actor, flat_settings, flat_value_m
 
 from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.models.adapters import adapted_layers, quantized_layers
-from lmm_r1.planning import pass_memory
-from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, group_of, ordinary_token
+from lmm_r1.tools.planning import pass_memory
+from lmm_r1.tools.planning.pass_memory import (
+    EmptyModel,
+    ModelSize,
+    Unpredictable,
+    empty_model,
+    group_of,
+    ordinary_token,
+)
 
 # Sends tokens to experts by what their values are: it can only be computed.
 BY_VALUES = frozenset({"aria"})

@@ -10,11 +10,11 @@ from lmm_r1.cli import main
 from lmm_r1.config import DPOConfig, PPOConfig, SFTConfig, resolve, unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
-from lmm_r1.planning import choices
-from lmm_r1.planning.choices import planned
-from lmm_r1.planning.estimates import GIB, Machine, estimate
-from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.run_plan import plan_ppo, plan_supervised
+from lmm_r1.tools.planning import choices
+from lmm_r1.tools.planning.choices import planned
+from lmm_r1.tools.planning.estimates import GIB, Machine, estimate
+from lmm_r1.tools.planning.plan import Plan
+from lmm_r1.tools.planning.run_plan import plan_ppo, plan_supervised
 
 
 @pytest.fixture

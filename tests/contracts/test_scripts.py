@@ -17,7 +17,7 @@ from lmm_r1.cli.prepare_data import PrepareDataConfig
 from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig, checkpoint_folder, resolve
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.generation import BatchConfig
-from lmm_r1.data.recipes import recipe_names
+from lmm_r1.tools.recipes import recipe_names
 
 ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
 LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]

@@ -15,7 +15,7 @@ import PIL.Image
 import PIL.ImageDraw
 
 from lmm_r1.records.responses import JudgedResponse, VerifierVerdict
-from lmm_r1.report.curves import METRICS, spec_of
+from lmm_r1.tools.report.curves import METRICS, spec_of
 
 
 def write_lines(path: Path, records: Iterable[object]) -> None:

@@ -12,12 +12,12 @@ from helpers.commands import flags
 from helpers.conversations import load_rows, picture
 from helpers.scripted_engines import ENGINE
 
-from lmm_r1.batch import run as batch_run
 from lmm_r1.cli import batch_inference, evaluate, interactive_chat
 from lmm_r1.data.messages import images_of
-from lmm_r1.evaluation import measurement
 from lmm_r1.generation import engine as backends
 from lmm_r1.records.responses import read_responses
+from lmm_r1.tools.batch import run as batch_run
+from lmm_r1.tools.evaluation import measurement
 
 pytestmark = pytest.mark.slow
 

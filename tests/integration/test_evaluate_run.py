@@ -14,9 +14,9 @@ from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.evaluate import main
-from lmm_r1.evaluation import measurement
 from lmm_r1.records.metrics import read_evaluation
 from lmm_r1.records.responses import read_responses
+from lmm_r1.tools.evaluation import measurement
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from helpers.processes import warm_python
 from helpers.tiny_models import with_longrope
 from PIL import Image
 
-from lmm_r1.chat.chat_model import load_model
 from lmm_r1.config.generation import ChatConfig
+from lmm_r1.tools.chat.chat_model import load_model
 
 pytestmark = pytest.mark.slow
 

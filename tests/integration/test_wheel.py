@@ -61,7 +61,7 @@ def test_every_file_of_the_packages_and_every_recipe_is_in_the_wheel_and_nothing
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path != ALONE / "pyproject.toml"
     }
-    recipes = {f"lmm_r1/data/recipes/published/{path.name}" for path in (ROOT / "datasets/recipes").glob("*.yaml")}
+    recipes = {f"lmm_r1/tools/recipes/published/{path.name}" for path in (ROOT / "datasets/recipes").glob("*.yaml")}
     assert len(recipes) > 40
     assert names_in(wheel) == files | recipes
 

@@ -10,7 +10,7 @@ from helpers.tables import table
 from lmm_r1.cli.make_task import TaskSettings, main
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import TextPart, demonstration, images_of
-from lmm_r1.tasks import TASKS, get_task
+from lmm_r1.tools.tasks import TASKS, get_task
 from remote_rm.sokoban import read_level
 
 SAMPLES = Path(__file__).parents[3] / "datasets" / "samples"
@@ -192,7 +192,7 @@ def wrong(split, modality, rows, seed):
     ("text", "flags", "said"),
     [
         ("", [], "task own.py: it raised ZeroDivisionError: division by zero, at own.py, line 3"),
-        (":wrong", [], "own.py:wrong: yield a lmm_r1.tasks.TaskRow per row, not str"),
+        (":wrong", [], "own.py:wrong: yield a lmm_r1.tools.tasks.TaskRow per row, not str"),
         ("?worb=a", [], "task own.py?worb=a: rows_of has no keyword-only parameter worb; known are word"),
         ("", ["--boxes", "2"], "--boxes 2: no setting of own.py"),
     ],

@@ -4,7 +4,7 @@ import pytest
 
 from lmm_r1.cli.make_tiny_model import main
 from lmm_r1.lmm_kits import KITS
-from lmm_r1.tasks import TASKS
+from lmm_r1.tools.tasks import TASKS
 
 
 def make(output, *flags, arch="llm"):

@@ -7,7 +7,7 @@ from helpers.conversations import load_rows
 from helpers.recipe_samples import SAMPLES, png
 
 from lmm_r1.cli.prepare_data import main
-from lmm_r1.data.recipes import recipe_names
+from lmm_r1.tools.recipes import recipe_names
 
 
 def mathv360k(folder: Path) -> Path:

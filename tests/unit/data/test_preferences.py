@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from lmm_r1.batch.inputs import select
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import load_image
@@ -18,6 +17,7 @@ from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, StoredBytes,
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
+from lmm_r1.tools.batch.inputs import select
 
 ASKED = {"role": "user", "content": "1 + 1?"}
 PAIR = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}

@@ -14,9 +14,9 @@ from helpers.recipe_samples import SAMPLES, png
 
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import images_of
-from lmm_r1.data.recipes import Recipe, get_recipe, preparation, sources
-from lmm_r1.data.recipes.preparation import Preparation, Prepared
 from lmm_r1.errors import UserError
+from lmm_r1.tools.recipes import Recipe, get_recipe, preparation, sources
+from lmm_r1.tools.recipes.preparation import Preparation, Prepared
 
 
 def recipe(**changes: object) -> Recipe:

@@ -10,15 +10,15 @@ from helpers.commands import QUESTION, flags, write_rows
 from helpers.tiny_models import altered
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from lmm_r1.batch import run
-from lmm_r1.chat.chat_model import load_model
 from lmm_r1.config.generation import BatchConfig, ChatConfig
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation import measurement
 from lmm_r1.generation import engine as backends
 from lmm_r1.generation.engine import FINE_TUNE, EngineSettings, TokenEngine, check_backend
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.lmm_kits import get_kit
+from lmm_r1.tools.batch import run
+from lmm_r1.tools.chat.chat_model import load_model
+from lmm_r1.tools.evaluation import measurement
 
 METHODS = [name for name, value in vars(TokenEngine).items() if inspect.isfunction(value) and not name.startswith("_")]
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.models import output_layer
 from lmm_r1.models.output_layer import TokenDistribution, TokenOutcomes, token_outcomes, two_slices
-from lmm_r1.planning.pass_memory import LiveMemory
+from lmm_r1.tools.planning.pass_memory import LiveMemory
 
 TOKENS, HIDDEN, VOCABULARY = 23, 5, 41
 

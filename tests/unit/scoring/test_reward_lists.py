@@ -12,17 +12,17 @@ from helpers.conversations import message, row
 from helpers.tables import table
 
 from lmm_r1.api.functions import named_rewards
-from lmm_r1.batch import RowLog, run_job
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import check_reward, columns_of, reward_list
 from lmm_r1.data.sample import Completion
-from lmm_r1.data_check.check import function_findings
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.board import MeasuredFile
-from lmm_r1.evaluation.rows import judge_responses
 from lmm_r1.generation.engine import Outcome
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import make_judge, make_scorer
+from lmm_r1.tools.batch import RowLog, run_job
+from lmm_r1.tools.data_check.check import function_findings
+from lmm_r1.tools.evaluation.board import MeasuredFile
+from lmm_r1.tools.evaluation.rows import judge_responses
 
 FILE = """
 def length(responses):

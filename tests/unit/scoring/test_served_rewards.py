@@ -14,13 +14,13 @@ import uvicorn
 from helpers.conversations import message, picture, row
 from helpers.value_models import save_reward_model
 
-from lmm_r1.batch.run import BatchReport, run_batch
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.reward_judge import create_app
 from lmm_r1.scoring.reward_model import RewardModel
+from lmm_r1.tools.batch.run import BatchReport, run_batch
 from remote_rm.verifier import ServiceLimits
 
 RESPONSES = ["First, 12.\n\nSo 46.", " \n", "46"]

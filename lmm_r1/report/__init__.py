@@ -1,4 +1,0 @@
-"""Reports: runs as one self-contained HTML page, and a curriculum's summary as JSON."""
-
-from lmm_r1.report.pages import build_comparison, build_report
-from lmm_r1.report.stages import summarize, write_summary
