@@ -87,16 +87,18 @@ def prepare() -> None:
     spec = importlib.util.find_spec("torchvision")
     if torch.version.cuda is not None or torch.version.hip is not None or spec is None or spec.origin is None:
         return
-    libraries = list(Path(spec.origin).parent.glob("_C*.so"))
-    if _declared or not libraries or any(map(_loads, libraries)):
-        return
-    operators = torch.library.Library("torchvision", "DEF")
-    operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _declared.append(operators)
-    if _FOR_CHILDREN not in sys.path:
-        inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if not _declared:
+        libraries = list(Path(spec.origin).parent.glob("_C*.so"))
+        if not libraries or any(map(_loads, libraries)):
+            return
+        operators = torch.library.Library("torchvision", "DEF")
+        operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(operators)
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _FOR_CHILDREN not in inherited:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*inherited, _FOR_CHILDREN)))
+    if _FOR_CHILDREN not in sys.path:
         # multiprocessing gives spawned processes this path instead.
         sys.path.append(_FOR_CHILDREN)
 

@@ -4,8 +4,6 @@ python -m remote_rm.composition --part math=1.0 --part format=0.5
 python -m remote_rm.composition --select math --select choice --part format=0.5    # labels: `choice: B`, `math: 42`
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -147,7 +145,7 @@ class Composition:
         )
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
+    def from_arguments(cls, args: argparse.Namespace) -> "Self":
         """Return the verifier that the flags describe; raises ValueError for a part that is none."""
         return cls(parts=tuple(map(part_from, args.part or ())), select=tuple(map(part_from, args.select or ())))
 

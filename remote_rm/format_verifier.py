@@ -3,8 +3,6 @@
 python -m remote_rm.format_verifier --port 5000
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -52,7 +50,7 @@ class FormatVerifier:
         parser.add_argument("--format-weight", type=finite_number, default=1.0, help="reward for the format")
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
+    def from_arguments(cls, args: argparse.Namespace) -> "Self":
         return cls(weight=args.format_weight)
 
 

@@ -21,6 +21,8 @@ MAX_BYTES = 64 * 2**20
 MAX_REDIRECTS = 5
 DEADLINE_S = 30.0
 """For the whole of a download, with redirects and further attempts."""
+WAITS_S = (0.5, 1.0)
+"""Before each further attempt."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {"User-Agent": "lmm-r1", "Accept": "image/*", "Accept-Encoding": "identity"}
@@ -53,7 +55,7 @@ def fetch(url: str) -> bytes:
 
 
 async def _tried(url: str, deadline: float) -> bytes:
-    for wait_s in (0.5, 1.0):
+    for wait_s in WAITS_S:
         try:
             return await _followed(url, deadline)
         except _BrokenDownload:

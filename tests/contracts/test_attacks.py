@@ -95,7 +95,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = argparse.Namespace(asked=[], replies={}, ended=ended)
     monkeypatch.setattr(fetching, "is_public", lambda address: str(address) == "127.0.0.1")
     monkeypatch.setattr(fetching, "MAX_BYTES", 2**20)
-    monkeypatch.setattr(fetching.tenacity.nap.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(fetching, "WAITS_S", (0.0, 0.0))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Images) as listening:
         listening.daemon_threads = True
         threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()

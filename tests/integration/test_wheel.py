@@ -40,7 +40,7 @@ def build_wheel(folder: Path) -> Path:
 def names_in(wheel: Path) -> set[str]:
     """The files that an installation would have, without those about the distribution."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        return {name for name in archive.namelist() if not re.match(r"[^/]+\.dist-info/", name)}
 
 
 pytestmark = pytest.mark.slow
