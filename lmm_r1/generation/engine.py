@@ -178,26 +178,26 @@ def outcomes_in(
 ) -> Iterator[Outcome]:
     """Yield the outcome of each (index, row), in the order in which they end, with `at_once` of them in progress.
 
-    Leaving early cancels the others. Raises what `outcome_of` raises.
+    Those that end together keep their order. Leaving early cancels the others. Raises what `outcome_of` raises.
     """
     source = iter(rows)
-    tasks: set[asyncio.Task[Any]] = set()
+    tasks: list[asyncio.Task[Any]] = []
     ends: set[asyncio.Task[Any]] = set()
     try:
         while True:
             while len(tasks) < at_once and (item := next(source, None)) is not None:
-                tasks.add(loop.create_task(outcome_of(*item)))
+                tasks.append(loop.create_task(outcome_of(*item)))
             if not tasks:
                 return
             first = loop.create_task(asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))
             ends = {first}
             done, _ = loop.run_until_complete(first)
-            for task in done:
+            for task in [task for task in tasks if task in done]:
                 tasks.remove(task)
                 yield task.result()
     finally:
         # If several failed, one is reported. An interrupt leaves the last wait unfinished.
-        end_tasks(loop, tasks | ends)
+        end_tasks(loop, [*tasks, *ends])
 
 
 def end_tasks(loop: asyncio.AbstractEventLoop, tasks: Collection[asyncio.Task[Any]]) -> None:

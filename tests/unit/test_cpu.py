@@ -51,7 +51,7 @@ def test_what_the_user_has_set_stays(monkeypatch):
     cpu.prepare_process()
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
     # What is found out here is for workers: this process can ask again.
-    of_libraries = {"PYTHONWARNINGS"}
+    of_libraries = {"PYTHONWARNINGS", "PYTHONPATH"}
     assert environment.keys() - of_libraries == cpu.worker_environment().keys() - {cpu.BACKEND}
 
 
