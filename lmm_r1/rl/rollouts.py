@@ -159,10 +159,10 @@ class KitSamplesGenerator:
             self._gather(gathered, prompts, settings)
         groups = with_all_parts(gathered.groups)
         members = [(number, sample) for number, group in enumerate(groups) for sample in group]
-        given: dict[str, Any] = {"max_len": self.settings.max_len, "logs_masked": self.group_filter.masks}
+        max_len, logs_masked = self.settings.max_len, self.group_filter.masks
         return Rollout(
             samples=[
-                TrainingSample.of(sample, place=place, group=number, **given)
+                TrainingSample.of(sample, place=place, group=number, max_len=max_len, logs_masked=logs_masked)
                 for place, (number, sample) in enumerate(members)
             ],
             groups=groups,

@@ -16,7 +16,7 @@ from helpers.tiny_models import with_longrope
 from PIL import Image
 
 from lmm_r1.config.generation import ChatConfig
-from lmm_r1.tools.chat.chat_model import load_model
+from lmm_r1.tools.chat import load_model
 
 pytestmark = pytest.mark.slow
 

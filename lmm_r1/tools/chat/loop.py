@@ -28,7 +28,7 @@ from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.records.run_folder import trained_reading
-from lmm_r1.tools.chat.chat_model import ChatModel, load_model
+from lmm_r1.tools.chat import ChatModel, load_model
 from remote_rm.redaction import neutral
 
 COMMANDS = {

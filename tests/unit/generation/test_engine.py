@@ -17,7 +17,7 @@ from lmm_r1.generation.engine import FINE_TUNE, EngineSettings, TokenEngine, che
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.tools.batch import run
-from lmm_r1.tools.chat.chat_model import load_model
+from lmm_r1.tools.chat import load_model
 from lmm_r1.tools.evaluation import measurement
 
 METHODS = [name for name, value in vars(TokenEngine).items() if inspect.isfunction(value) and not name.startswith("_")]
