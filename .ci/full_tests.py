@@ -47,7 +47,7 @@ def asked_for(changed: Iterable[str]) -> list[str]:
         elif package == "lmm_r1" and len(rest) > 1:
             room = "/".join(rest[:2] if rest[0] == "tools" else rest[:1])
             chosen |= {f"tests/unit/{room}", OF_ALL_KITS.get(room, f"tests/unit/{room}")}
-        elif package == "tests" and path.name.startswith("test_"):
+        elif package == "tests" and path.match("test_*.py"):
             chosen.add(str(path))
     return sorted(path for path in chosen if not any(str(folder) in chosen for folder in PurePosixPath(path).parents))
 
