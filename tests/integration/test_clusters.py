@@ -116,11 +116,12 @@ def test_a_path_that_a_node_does_not_see_is_named_with_the_node(cluster, tmp_pat
         SharedPath(flag="--ckpt.output_dir", path=str(tmp_path / "run"), written=True),
     ]
     check_shared(paths)
+    assert list((tmp_path / "run").iterdir()) == []
     # Workers are where Ray was started.
     here = SharedPath(flag="--critic.model_name_or_path", path="model")
     address = cluster.head_node.node_ip_address
     with pytest.raises(
-        UserError, match=f"^--critic.model_name_or_path model: node {address} does not see it; .*absolute"
+        UserError, match=f"^--critic.model_name_or_path model: node {address} does not see it, .*absolute"
     ):
         check_shared([*paths, here])
 
