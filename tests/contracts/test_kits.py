@@ -1,5 +1,6 @@
 """What every kit must keep to, checked on its tiny checkpoint against Hugging Face's own processor and model."""
 
+import itertools
 import json
 import pickle
 import re
@@ -138,7 +139,13 @@ def reference(loaded: Loaded, messages: list[Message]) -> dict[str, torch.Tensor
     """What Hugging Face's processor makes of the conversation, as its documentation has one call it."""
     images = [part.source for part in images_of(messages)]
     chat = []
+    count = itertools.count(1)
     for turn in messages:
+        if loaded.kit.model_type == "phi3_v":
+            # Its model card writes the images into the text, counted over the conversation.
+            parts = [f"<|image_{next(count)}|>\n" if isinstance(p, ImagePart) else p.text for p in turn.parts]
+            chat.append({"role": turn.role, "content": "".join(parts)})
+            continue
         parts = [
             {"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in turn.parts
         ]
