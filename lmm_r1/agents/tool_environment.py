@@ -224,7 +224,7 @@ class ToolEnvironment(Environment):
     """Offers tools, each call answered in the next message; an episode ends with a turn without a call.
 
     Generation stops after the first call. A subclass may allow several calls in a turn, with empty `stops`; further calls
-    are ignored, and the policy is told.
+    are ignored, and the reply to the policy says so.
     """
 
     name = "tool"
