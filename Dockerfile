@@ -16,7 +16,7 @@ COPY compat compat
 RUN mkdir lmm_r1 remote_rm && touch lmm_r1/__init__.py remote_rm/__init__.py \
     && python3 -m venv /opt/venv \
     # No GPU is there while an image is built.
-    && LMM_R1_BACKEND=gpu compat/install.sh /opt/venv
+    && LMM_R1_BACKEND=gpu compat/install.sh /opt/venv serve
 
 COPY . .
 ENV PATH=/opt/venv/bin:$PATH
