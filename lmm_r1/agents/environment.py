@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmm_r1.config.checks import check_thought
+from lmm_r1.config.resolve import check_thought
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart
 from lmm_r1.data.sample import CallOutcome

@@ -26,7 +26,7 @@ from lmm_r1.checkpoints.merging import (
     read_weights,
     write_checkpoint,
 )
-from lmm_r1.config.file_commands import MergeConfig
+from lmm_r1.config.evaluate import MergeConfig
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit, kit_of

@@ -12,7 +12,7 @@ from rich.text import Text
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.job_progress import ProgressLines
-from lmm_r1.config.file_commands import CheckDataConfig, check
+from lmm_r1.config.evaluate import CheckDataConfig, check_rows_flags
 from lmm_r1.data.reading import grouped
 from lmm_r1.files.json_files import write_json_object
 
@@ -34,7 +34,7 @@ LISTED = 5
 def main(argv: list[str] | None = None) -> None:
     config = parse(CheckDataConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
-        check(config)
+        check_rows_flags(config)
         check_data(config)
 
 

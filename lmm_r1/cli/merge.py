@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config.file_commands import MergeConfig, check_merge
+from lmm_r1.config.evaluate import MergeConfig, check_merge
 
 CONFIG = MergeConfig
 PROG = "lmm-r1 merge"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import refuse_other_names
 from lmm_r1.config.hardware import default_param_dtype
-from lmm_r1.config.preferences import RMDeepSpeedConfig
+from lmm_r1.config.supervised import RMDeepSpeedConfig
 from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
 from lmm_r1.errors import UserError
 from remote_rm.registry import add_listening_arguments, parse_flags, positive, server_parser

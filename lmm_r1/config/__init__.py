@@ -3,7 +3,6 @@
 from lmm_r1.config.differences import DIFFERENCES, ONLY_DEFAULTS, Difference
 from lmm_r1.config.hardware import sized_ppo, sized_supervised
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.resolve import (
     Config,
     checkpoint_folder,
@@ -16,4 +15,4 @@ from lmm_r1.config.resolve import (
     unplanned,
     without_secrets,
 )
-from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config.supervised import DPOConfig, KDConfig, RMConfig, SFTConfig, SupervisedConfig

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config.checks import check_batches, model_gpus
 from lmm_r1.config.ppo import GPU_COUNTS, GROUP_ESTIMATORS, PPOConfig
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.errors import UserError
@@ -444,3 +443,31 @@ def _shares(config: PPOConfig) -> list[_Share]:
 
 def _size(config: PPOConfig, share: _Share) -> int:
     return config.placed[share.models[0]].gpus if share.models else config.vllm.gpus
+
+
+def check_batches(config: PPOConfig) -> None:
+    """Raise UserError if the samples of a step cannot be divided among processes or updates; sizes may be open."""
+    rollout, train = config.rollout, config.train
+    samples = rollout.batch_size * rollout.n_samples_per_prompt
+    sizes = (
+        f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt {rollout.n_samples_per_prompt}"
+    )
+    for name, gpus in model_gpus(config).items():
+        # Or groups of processes that get the same samples.
+        processes = max(1, gpus // (config.ds.tensor_parallel_size * config.ds.ulysses_size))
+        if samples % processes:
+            raise UserError(f"{sizes} must be a multiple of the {processes} {name} processes")
+        if name in ("actor", "critic") and train.batch_size % processes:
+            raise UserError(
+                f"--train.batch_size {train.batch_size} must be a multiple of the {processes} {name} processes"
+            )
+    if 0 < samples < train.batch_size:
+        raise UserError(
+            f"--train.batch_size {train.batch_size} is more than the {samples} samples of a rollout ({sizes}), so no step "
+            "would update the weights; lower it"
+        )
+
+
+def model_gpus(config: PPOConfig) -> dict[str, int]:
+    """Return how many GPUs each model of a run has."""
+    return {name: model.gpus for name, model in config.placed.items()}

@@ -9,9 +9,8 @@ from typing import Any
 
 from lmm_r1.config.declared import check_ranges
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.shared import IMAGES, RowReadingConfig, RowsConfig, text_given
-from lmm_r1.config.supervised import SFTConfig
+from lmm_r1.config.supervised import DPOConfig, RMConfig, SFTConfig
 from lmm_r1.data.files import RowFile, read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.media_access import media_limits

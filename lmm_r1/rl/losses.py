@@ -422,7 +422,7 @@ def estimated_kl(log_ratios: torch.Tensor, *, estimator: str) -> torch.Tensor:
     elif estimator == "k2":
         found = log_ratios**2 / 2.0
     else:
-        assert estimator == "k3", "refused by config.checks"
+        assert estimator == "k3", "refused by config.resolve"
         bounded = log_ratios.clamp(min=_LEAST_LOG_RATIO)
         found = (-bounded).exp() - 1 + bounded
     return found.clamp(min=-_LARGEST_KL, max=_LARGEST_KL)

@@ -85,7 +85,7 @@ def run_models(
     with_reference = bool(train.colocate_all or train.colocate_actor_ref)
     started: list[tuple[str, WorkerGroup, list[ray.ObjectRef]]] = []
     if passes[0][0][0].reward is None:
-        assert models.reward is not None, "refused by config.checks"
+        assert models.reward is not None, "refused by config.resolve"
         refs = _start(models.reward, ModelWorker.forward, passes, wait=bool(train.colocate_all))
         started.append(("reward", models.reward, refs))
     if old_log_probs:

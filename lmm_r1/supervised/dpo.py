@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lmm_r1.config import DPOConfig
-from lmm_r1.config.preferences import DPOModelConfig
+from lmm_r1.config.supervised import DPOModelConfig
 from lmm_r1.data.messages import PreferenceRow, Row, images_of
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError

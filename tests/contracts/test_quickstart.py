@@ -16,8 +16,7 @@ from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config import evaluate as evaluation
 from lmm_r1.config import generation as chat
 from lmm_r1.config import resolve, sized_ppo, sized_supervised
-from lmm_r1.config.evaluate import EvaluateConfig
-from lmm_r1.config.file_commands import CheckDataConfig
+from lmm_r1.config.evaluate import CheckDataConfig, EvaluateConfig
 from lmm_r1.config.generation import ChatConfig
 from lmm_r1.config.rewards import reward_functions
 from lmm_r1.data.files import read_row_file

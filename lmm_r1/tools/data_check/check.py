@@ -10,7 +10,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from lmm_r1.config.file_commands import CheckDataConfig, Kind
+from lmm_r1.config.evaluate import CheckDataConfig, Kind
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import RowFile, read_row_file
 from lmm_r1.data.messages import Row

@@ -17,9 +17,8 @@ import yaml
 from lmm_r1 import dotted
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.resolve import by_what_is_trained, unplanned
-from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config.supervised import DPOConfig, KDConfig, RMConfig, SFTConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 
 Command = Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kd"]

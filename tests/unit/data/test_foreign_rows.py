@@ -9,7 +9,7 @@ import pytest
 from helpers.tables import frozen, table
 from PIL import Image
 
-from lmm_r1.config.file_commands import CheckDataConfig
+from lmm_r1.config.evaluate import CheckDataConfig
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
