@@ -1,12 +1,17 @@
-"""Verifiers as the reward functions of other trainers: verl's, EasyR1's and TRL's."""
+"""Verifiers as the reward functions of other trainers: verl's, EasyR1's and TRL's.
+
+The last part is what EasyR1's reward files import from `mathruler.grader`, where that package is not installed.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypedDict
 
+from remote_rm.answers.extraction import last_boxed
 from remote_rm.registry import verifier_with
 from remote_rm.responses import strip_end_tokens
 from remote_rm.reward_function import FunctionReply, RewardFunction, reward_func_of
@@ -112,3 +117,25 @@ def _text_of(completion: Completion) -> str:
     if isinstance(content, Sequence) and not isinstance(content, str):
         return "".join(str(part["text"]) for part in content if part.get("type") == "text")
     return str(content or "")
+
+
+grader = sys.modules[__name__]
+
+
+def extract_boxed_content(text: str) -> str:
+    r"""Return the content of the last `\boxed{}`, and the text `None` without one, as mathruler does."""
+    return last_boxed(text) or "None"
+
+
+def grade_answer(given_answer: str | None, ground_truth: str) -> bool:
+    """Return whether an answer is right, as the verifier `math` says; its worker has a limit of processor time."""
+    given, truth = str(given_answer).strip(), str(ground_truth).strip()
+    if given_answer is None or not truth or given == truth:
+        return given_answer is not None and given == truth
+    reply = _judge()([given], [""], [truth], responses=[f"<answer>{given}</answer>"])
+    return reply["scores"] == [1.0]
+
+
+@cache
+def _judge() -> RewardFunction:
+    return reward_func_of("math")

@@ -41,9 +41,7 @@ VERIFIERS = {
         module="remote_rm.edit_distance_verifier", purpose="a text, by how many characters are different (ANLS)"
     ),
     "vqa": Registration(module="remote_rm.vqa_verifier", purpose="the answers of several people (VQA accuracy)"),
-    "sokoban": Registration(
-        module="remote_rm.sokoban.verifier", purpose="moves that solve the level of Sokoban in the label"
-    ),
+    "sokoban": Registration(module="remote_rm.sokoban", purpose="moves that solve the level of Sokoban in the label"),
     "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
     "llm_judge": Registration(
         module="remote_rm.llm_judge_verifier", purpose="a language model behind a chat endpoint, and a rule beside it"
@@ -251,6 +249,6 @@ def run(name: str, argv: Sequence[str] | None, *, prog: str) -> None:
     except ValueError as error:
         parser.error(str(error))
     # The HTTP stack is imported after parsing, so that --help and a bad flag answer at once.
-    from remote_rm.service.server import serve
+    from remote_rm.service.app import serve
 
     serve(verifier, args)

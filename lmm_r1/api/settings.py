@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.cli.yaml_file import YamlError, parse_settings, read_settings
+from lmm_r1.cli.arguments import YamlError, parse_settings, read_settings
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import writing

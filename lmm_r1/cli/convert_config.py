@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from lmm_r1 import dotted
 from lmm_r1.cli import run_command, user_errors
-from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.yaml_file import YamlError, parse_settings
+from lmm_r1.cli.arguments import YamlError, parse, parse_settings
 from lmm_r1.config import resolve
 from lmm_r1.config.declared import ArgumentPlace
 from lmm_r1.errors import UserError

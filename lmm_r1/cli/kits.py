@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmm_r1 import cpu, dotted
 from lmm_r1.checkpoints import library_versions
 from lmm_r1.cli import run_command, user_errors
-from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.arguments import parse, read_settings
 from lmm_r1.cli.training import prepare_training
-from lmm_r1.cli.yaml_file import read_settings
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError

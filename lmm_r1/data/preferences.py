@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.files import RowFile, first_columns, found_records
-from lmm_r1.data.formats import FormatSet
+from lmm_r1.data.formats import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, FormatSet, prompt_of
 from lmm_r1.data.formats.chats import DATASOURCE, chat_message, media_first, with_system, written_messages
-from lmm_r1.data.formats.problems import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, prompt_of
-from lmm_r1.data.formats.row_format import AskedFields, Column, Columns, Record, RowFormat, is_empty, text_of_number
-from lmm_r1.data.known_keys import ROW, check_keys
+from lmm_r1.data.formats.row_format import (
+    ROW,
+    AskedFields,
+    Column,
+    Columns,
+    Record,
+    RowFormat,
+    check_keys,
+    is_empty,
+    text_of_number,
+)
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import (
     BadRows,

@@ -11,8 +11,7 @@ import jinja2
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lmm_r1.data.formats.row_format import ColumnNames, Record, RowFields, RowFormat, Unreadable
-from lmm_r1.data.known_keys import hidden_options
+from lmm_r1.data.formats.row_format import ColumnNames, Record, RowFields, RowFormat, Unreadable, hidden_options
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import NO_PROMPT, BadRows, ImagePart, Message, Part, Row, SkippedRow, TextPart, VideoPart
 from lmm_r1.data.row_parser import parse_row, parts_of, tagged_text

@@ -17,27 +17,25 @@ from PIL import Image
 
 from lmm_r1.data.formats import OWN
 from lmm_r1.data.formats.row_format import (
-    AskedFields,
-    Column,
-    ColumnNames,
-    Columns,
-    RowFields,
-    RowFormat,
-    is_empty,
-    media_entries,
-    text_of_number,
-)
-from lmm_r1.data.images import check_image_exists, check_video_exists
-from lmm_r1.data.known_keys import (
     IMAGE_SOURCES,
     MEDIA_PART,
     MESSAGE,
     ROW,
     TEXT_PART,
     VIDEO_SOURCES,
+    AskedFields,
+    Column,
+    ColumnNames,
+    Columns,
+    RowFields,
+    RowFormat,
     check_keys,
+    is_empty,
     loss_mark,
+    media_entries,
+    text_of_number,
 )
+from lmm_r1.data.images import check_image_exists, check_video_exists
 from lmm_r1.data.media_access import is_below, media_roots
 from lmm_r1.data.messages import (
     ROLES,

@@ -136,10 +136,10 @@ def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
             f"and name that: --reward FILE.py:{function.name}"
         )
     if not PathFinder.find_spec("mathruler", [str(Path(function.path).resolve().parent), *sys.path]):
-        from remote_rm import mathruler
+        from remote_rm import adapters
 
         # For EasyR1's own reward files.
-        sys.modules |= {"mathruler": mathruler, "mathruler.grader": mathruler}
+        sys.modules |= {"mathruler": adapters, "mathruler.grader": adapters}
     module = load_user_file(function.path, name=MODULE_NAME, what=function.flag)
     known = (OPENRLHF_NAME, EASYR1_NAME) if function.name is None else (function.name,)
     name = next((name for name in known if callable(getattr(module, name, None))), None)

@@ -19,8 +19,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
 from remote_rm.protocol import RewardRequest
-from remote_rm.service.app import create_service
-from remote_rm.service.server import limits_of, serve_app
+from remote_rm.service.app import create_service, limits_of, serve_app
 from remote_rm.verifier import JudgeCounts, PoolUnavailable, Score, ServiceLimits, UnusableItem
 
 if TYPE_CHECKING:

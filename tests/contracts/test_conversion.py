@@ -18,9 +18,8 @@ from helpers.tables import table
 from lmm_r1 import dotted
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment
-from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.arguments import parse, parse_settings
 from lmm_r1.cli.convert_config import main
-from lmm_r1.cli.yaml_file import parse_settings
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.config.declared import json_object
 from lmm_r1.config.resolve import by_what_is_trained

@@ -71,7 +71,7 @@ SERVE_UNRULY = """
 import sys
 sys.path.insert(0, {folder!r})
 from unruly_verifier import UnrulyVerifier
-from remote_rm.service.server import serve
+from remote_rm.service.app import serve
 from remote_rm.registry import add_serving_arguments
 import argparse
 parser = argparse.ArgumentParser()

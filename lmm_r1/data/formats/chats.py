@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from lmm_r1.data.formats.row_format import (
     RowFormat,
     listed,
     media_entries,
+    read_list,
 )
 
 MESSAGES = ("message", "messages")
@@ -204,18 +204,6 @@ def _ordered(columns: Columns) -> Column:
         places.append((found.re is _OBSERVATION, int(found[1] or 0)))
     order = sorted(range(len(entries)), key=places.__getitem__)
     return Column(name=images.name, value=[entries[index] for index in order])
-
-
-def read_list(text: str) -> list[Any] | None:
-    """Return the list that a text holds as JSON or as a Python literal, None for any other text; executes nothing."""
-    for read in (json.loads, ast.literal_eval):
-        try:
-            value = read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if isinstance(value, list):
-            return value
-    return None
 
 
 def unwrapped(solution: Any) -> Any:

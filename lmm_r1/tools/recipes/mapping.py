@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmm_r1.data.formats.chats import read_list
-from lmm_r1.data.formats.row_format import Record, is_empty, listed
+from lmm_r1.data.formats.row_format import Record, is_empty, listed, read_list
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import Row, images_of, kind_of

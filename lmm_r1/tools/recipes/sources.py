@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
 
 from lmm_r1 import hub
-from lmm_r1.data.fetching import MAX_BYTES
 from lmm_r1.data.files import Record, read_records
-from lmm_r1.data.media_access import downloaded_folder, is_below
+from lmm_r1.data.media_access import MAX_BYTES, downloaded_folder, is_below
 from lmm_r1.data.messages import resolve
 from lmm_r1.errors import UserError
 from lmm_r1.tools.recipes import Recipe

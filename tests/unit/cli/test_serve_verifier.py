@@ -20,9 +20,7 @@ from remote_rm.vqa_verifier import VqaVerifier
 def served(monkeypatch: pytest.MonkeyPatch) -> list:
     """Collects what would be served, as (verifier, port)."""
     collected: list = []
-    monkeypatch.setattr(
-        "remote_rm.service.server.serve", lambda verifier, args: collected.append((verifier, args.port))
-    )
+    monkeypatch.setattr("remote_rm.service.app.serve", lambda verifier, args: collected.append((verifier, args.port)))
     return collected
 
 

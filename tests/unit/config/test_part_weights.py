@@ -6,7 +6,7 @@ import pytest
 from helpers.tables import table
 
 from lmm_r1 import dotted
-from lmm_r1.cli.yaml_file import YamlError, parse_settings
+from lmm_r1.cli.arguments import YamlError, parse_settings
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import part_weights, verifier_from

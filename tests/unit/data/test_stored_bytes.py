@@ -12,9 +12,8 @@ import pytest
 from helpers.conversations import load_rows
 from PIL import Image
 
-from lmm_r1.data import arrow
-from lmm_r1.data.arrow import FEWEST_BYTES
-from lmm_r1.data.files import all_records, read_records
+from lmm_r1.data import files
+from lmm_r1.data.files import FEWEST_BYTES, all_records, read_records
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, StoredBytes, describe, images_of, kind_of
 from lmm_r1.data.row_parser import stored_messages
@@ -96,7 +95,7 @@ def test_records_hold_what_eager_reading_gives_with_long_binaries_left_in_the_fi
     copied, names, tmp_path, monkeypatch
 ):
     if copied:
-        monkeypatch.setattr(arrow, "HELD_BYTES", 100)
+        monkeypatch.setattr(files, "HELD_BYTES", 100)
     table = table_of(names)
     found = records(write(table, tmp_path))
     assert read_again(found) == table.to_pylist()
@@ -126,7 +125,7 @@ def test_saved_datasets_keep_their_images_in_their_files_however_rows_were_chose
 MEASURED = """
 import gc, os, sys
 import pyarrow
-from lmm_r1.data import arrow
+from lmm_r1.data import files
 from lmm_r1.data.files import read_records
 
 def anonymous_bytes():
@@ -135,7 +134,7 @@ def anonymous_bytes():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
-arrow.HELD_BYTES = 2**20
+files.HELD_BYTES = 2**20
 list(read_records(sys.argv[1]))  # imports what copies
 gc.collect()
 before = anonymous_bytes()
@@ -158,7 +157,7 @@ def test_the_images_of_a_large_file_are_not_held_in_memory(tmp_path):
 
 
 def test_a_copy_is_made_once_and_anew_when_the_file_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow, "HELD_BYTES", 100)
+    monkeypatch.setattr(files, "HELD_BYTES", 100)
     file = tmp_path / "rows.parquet"
     made = []
     for number in (1, 1, 2):
@@ -171,7 +170,7 @@ def test_a_copy_is_made_once_and_anew_when_the_file_changes(tmp_path, monkeypatc
 
 
 def test_threads_that_need_a_copy_at_once_share_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow, "HELD_BYTES", 100)
+    monkeypatch.setattr(files, "HELD_BYTES", 100)
     table = pyarrow.table({"image": [value(number) for number in range(300)]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     with ThreadPoolExecutor(4) as pool:
@@ -181,7 +180,7 @@ def test_threads_that_need_a_copy_at_once_share_one(tmp_path, monkeypatch):
 
 
 def test_a_copy_that_cannot_be_written_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow, "HELD_BYTES", 100)
+    monkeypatch.setattr(files, "HELD_BYTES", 100)
     (tmp_path / "cache").write_text("a file")
     pyarrow.parquet.write_table(pyarrow.table({"image": [value(1)]}), tmp_path / "rows.parquet")
     with pytest.raises(UserError, match="rows.parquet: .* cannot be written to .*cache.* HF_DATASETS_CACHE"):
@@ -192,7 +191,7 @@ def test_a_copy_that_cannot_be_written_is_an_error_that_names_the_folder(tmp_pat
 @pytest.mark.parametrize("damage", ["empty", "cut", "overwritten"])
 def test_a_damaged_file_is_an_error_that_names_it(copied, damage, tmp_path, monkeypatch):
     if copied:
-        monkeypatch.setattr(arrow, "HELD_BYTES", 100)
+        monkeypatch.setattr(files, "HELD_BYTES", 100)
     file = write(pyarrow.table({"image": [value(number) for number in range(50)]}), tmp_path)
     data = bytearray(file.read_bytes())
     if damage == "overwritten":
@@ -252,7 +251,7 @@ def test_a_file_that_grows_a_thousandfold_is_refused_before_it_fills_the_memory(
     pyarrow.parquet.write_table(table, file, compression="zstd")
     assert file.stat().st_size < 60_000
     assert len(list(read_records(str(file)))) == 1000, "a gibibyte may be had by any file"
-    monkeypatch.setattr(arrow, "FREE_GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(files, "FREE_GROWTH_BYTES", 2**20)
     if kind == BYTES:
         os.utime(file, ns=(1, 1))
     read = read_records(str(file))
@@ -263,7 +262,7 @@ def test_a_file_that_grows_a_thousandfold_is_refused_before_it_fills_the_memory(
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_row_that_cannot_be_read_is_named_and_the_others_are_read(copied, tmp_path, monkeypatch):
     if copied:
-        monkeypatch.setattr(arrow, "HELD_BYTES", 100)
+        monkeypatch.setattr(files, "HELD_BYTES", 100)
     texts = pyarrow.array([b"one", b"t\xffo", b"three"]).view(pyarrow.string())
     file = write(pyarrow.table({"problem": texts, "image": [value(1), value(2), value(3)]}), tmp_path)
     found = list(all_records(str(file), split="train"))

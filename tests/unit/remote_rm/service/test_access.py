@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.registry import build_parser, parse_flags
-from remote_rm.service import server
+from remote_rm.service import app
 from remote_rm.service.access import HostGate, check_access, is_local
 
 
@@ -76,8 +76,8 @@ def test_the_gate_is_there_if_the_server_listens_on_the_loopback(host, gated, mo
         self.started = True
         served.append(self)
 
-    monkeypatch.setattr(server.AnnouncingServer, "run", run)
-    monkeypatch.setattr(server.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(app.AnnouncingServer, "run", run)
+    monkeypatch.setattr(app.signal, "signal", lambda *given: None)
     args = parse_flags(build_parser("math", prog="p"), ["--host", host, "--port", "0", "--insecure"])
-    server.serve(MathVerifier(), args)
+    app.serve(MathVerifier(), args)
     assert any(one.cls is HostGate for one in served[0].config.app.user_middleware) is gated

@@ -13,9 +13,8 @@ import uvicorn
 from helpers.http_servers import in_a_loop
 
 from remote_rm.math_verifier import MathVerifier
-from remote_rm.service import server
 from remote_rm.service.access import RequestGuard
-from remote_rm.service.app import create_app
+from remote_rm.service.app import HeadDeadline, _config, create_app
 
 RIGHT = {"query": ["q"], "prompts": ["p"], "labels": ["4"], "responses": ["<answer>4</answer>"]}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -26,7 +25,7 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 async def served(*, max_connections: int = 10) -> AsyncIterator[Connect]:
     """An application whose workers are not started, since nothing here needs one."""
     app = create_app(MathVerifier(), workers=1, item_timeout_seconds=1.0)
-    config = server._config(app, argparse.Namespace(max_connections=max_connections, grace_seconds=1))
+    config = _config(app, argparse.Namespace(max_connections=max_connections, grace_seconds=1))
     config.lifespan = "off"
     running = uvicorn.Server(config)
     with socket.socket() as listener:
@@ -81,7 +80,7 @@ async def test_a_connection_too_many_is_refused():
 
 @in_a_loop
 async def test_a_head_that_comes_slowly_or_not_at_all_ends_with_its_connection(monkeypatch):
-    monkeypatch.setattr(server.HeadDeadline, "seconds", 0.3)
+    monkeypatch.setattr(HeadDeadline, "seconds", 0.3)
     async with served() as connect:
         silent, _ = await connect()
         reader, writer = await connect()
