@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
-from lmm_r1.api.settings import IMAGE_DIR, Rows, Settings, image_dir, is_messages, own_process, read_config, row_file
+from lmm_r1.api import IMAGE_DIR, Rows, Settings, image_dir, is_messages, own_process, read_config, row_file
 from lmm_r1.cli.training import prepare_training, train_run
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig, resolve
 from lmm_r1.config.evaluate import EvaluateConfig, page_path
@@ -107,7 +107,7 @@ def generate(
             output=folder / "responses.jsonl" if output is None else Path(output),
         )
         config = read_config(BatchConfig, config, settings, given)
-        from lmm_r1.cli.job_progress import job_progress
+        from lmm_r1.cli import job_progress
         from lmm_r1.tools.batch import RowLog
         from lmm_r1.tools.batch.run import run_batch
 

@@ -1,5 +1,7 @@
 """The `lmm-r1` command: `lmm-r1 NAME ...` runs `lmm_r1.cli.NAME`, imported only when asked for."""
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import os
@@ -8,13 +10,19 @@ import shutil
 import signal
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from lmm_r1 import cpu, quiet
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
 from lmm_r1.files.atomic import in_worker, sentence_of
 from remote_rm.redaction import hide_in_logs
+
+if TYPE_CHECKING:
+    from lmm_r1.data.messages import SkippedRow
+    from lmm_r1.tools.batch import JobTotals
 
 # Set here, because a command may load torch before it knows what it does.
 cpu.choose_waiting()
@@ -217,3 +225,59 @@ def _usage() -> str:
         )
         listed += "\n".join((f"{title}:", *lines, "\n"))
     return f"usage: lmm-r1 COMMAND [FLAGS]\n\n{listed}lmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit FILE COMMAND takes a kit: FILE.py, or one of lmm-r1 kits --derive."
+
+
+LINE_SECONDS = 10.0
+SKIPPED_ROWS_CODE = 3
+
+
+class ProgressLines:
+    """Prints a line on stderr, at most one every few seconds."""
+
+    def __init__(self) -> None:
+        self._shown = time.perf_counter()
+
+    def __call__(self, line: str, *, is_last: bool = False) -> None:
+        """Args: is_last: print it in any case."""
+        now = time.perf_counter()
+        if is_last or now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def job_progress(what: str, *, total: int, done: int) -> Iterator[Callable[[JobTotals], None]]:
+    """Yield the function that shows the totals of this session.
+
+    Args:
+        total: rows of the whole job.
+        done: rows that earlier sessions finished.
+    """
+    began, show_line = time.perf_counter(), ProgressLines()
+
+    def show(totals: JobTotals) -> None:
+        finished, seconds = totals.rows + totals.skipped, time.perf_counter() - began
+        left = (total - done - finished) * seconds / finished
+        show_line(
+            f"{what}: {done + finished}/{total} rows  {totals.tokens / seconds:,.0f} tokens/s  "
+            f"{totals.skipped} skipped  {left:,.0f} s left",
+            is_last=done + finished == total,
+        )
+
+    yield show
+
+
+def report_skipped(prog: str, skipped: Sequence[SkippedRow], *, listed_in: str | None = None) -> NoReturn:
+    """List rows that were left out on stderr and end the process with `SKIPPED_ROWS_CODE`.
+
+    Args:
+        listed_in: file that lists all of them, if only some are printed.
+    """
+    from lmm_r1.data.reading import reasons
+
+    assert skipped, "a command without skipped rows ends as it is"
+    rows = "1 row was" if len(skipped) == 1 else f"{len(skipped):,} rows were"
+    print(f"{prog}: {rows} left out, and everything else was done:", file=sys.stderr)
+    for line in reasons(skipped, listed_in=listed_in):
+        print(f"  {line}", file=sys.stderr)
+    raise SystemExit(SKIPPED_ROWS_CODE)

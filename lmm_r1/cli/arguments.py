@@ -125,7 +125,7 @@ def _leaves(
 
 def _advice(name: str, flags: Mapping[str, object]) -> str:
     # Imported only if needed: a large table.
-    from lmm_r1.tools.migrate.other_names import counterpart
+    from lmm_r1.tools.migrate import counterpart
 
     if here := counterpart(name, known=flags):
         return f"{name} {here.replace('--', '')}"
@@ -525,7 +525,7 @@ def _name(name: str, kinds: Mapping[str, object], *, spelled: str, lister: str) 
     if name in kinds or name == CONFIG_FLAG or dotted.is_switch(kinds.get(_turned_off(name))):
         return name
     # Imported only if needed: a large table.
-    from lmm_r1.tools.migrate.other_names import counterpart
+    from lmm_r1.tools.migrate import counterpart
 
     known = [*kinds, *short]
     if here := counterpart(name, known=known):
@@ -540,7 +540,7 @@ def refuse_other_names(parser: argparse.ArgumentParser, argv: Sequence[str] | No
     for argument in sys.argv[1:] if argv is None else argv:
         flag = argument.partition("=")[0]
         if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in known:
-            from lmm_r1.tools.migrate.other_names import renamed
+            from lmm_r1.tools.migrate import renamed
 
             if here := renamed(name, known=known):
                 _exit(parser.prog, f"{flag} {here}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli import job_progress, report_skipped, run_command, user_errors
 from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.job_progress import job_progress, report_skipped
 from lmm_r1.config.generation import BatchConfig
 
 if TYPE_CHECKING:

@@ -9,15 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli import ProgressLines, run_command, user_errors
 from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.job_progress import ProgressLines
 from lmm_r1.config.evaluate import CheckDataConfig, check_rows_flags
 from lmm_r1.data.reading import grouped
 from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
-    from lmm_r1.tools.data_check.check import CheckedData
+    from lmm_r1.tools.data_check import CheckedData
 
 CONFIG = CheckDataConfig
 PROG = "lmm-r1 check_data"
@@ -40,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def check_data(config: CheckDataConfig) -> None:
     """Print the findings, and write the JSON file."""
-    from lmm_r1.tools.data_check.check import check_rows
+    from lmm_r1.tools.data_check import check_rows
 
     show = ProgressLines()
     checked = check_rows(

@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli import report_skipped, run_command, user_errors
 from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.evaluate import ENGINE_FLAGS, EvaluateConfig, check, named, page_path, responses_path, with_output
 from lmm_r1.config.generation import EPISODE_FLAGS
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
@@ -104,9 +103,8 @@ def _finish(
     told: bool = True,
 ) -> Board:
     """Print the tables, write the JSON and the page, and print their paths."""
-    from lmm_r1.tools.evaluation.board import board_record, build_board
+    from lmm_r1.tools.evaluation.board import board_record, build_board, print_board
     from lmm_r1.tools.evaluation.page import build_page
-    from lmm_r1.tools.evaluation.terminal import print_board
 
     board = build_board(
         files=files,

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the chat; exits with code 1 if a line from a pipe failed, and with 130 after Ctrl-C."""
     config = parse(ChatConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
-        from lmm_r1.tools.chat.loop import run_chat
+        from lmm_r1.tools.chat import run_chat
 
         if not run_chat(config):
             raise SystemExit(1)

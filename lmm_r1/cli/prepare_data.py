@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from lmm_r1.cli import arguments, run_command, user_errors
-from lmm_r1.cli.job_progress import ProgressLines, report_skipped
+from lmm_r1.cli import ProgressLines, arguments, report_skipped, run_command, user_errors
 from lmm_r1.config.declared import Positional, Within, check_ranges
 from lmm_r1.errors import UserError
 

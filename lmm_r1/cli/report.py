@@ -13,10 +13,18 @@ from lmm_r1.files.atomic import write_atomically
 from lmm_r1.records.metrics import FileScores
 from lmm_r1.records.run_folder import chained, read_run
 from lmm_r1.tools.evaluation.page_parts import duration, percent, points
-from lmm_r1.tools.report import build_comparison, build_report, write_summary
-from lmm_r1.tools.report.pages import compared_rows, distinct_names, row_files
+from lmm_r1.tools.report import (
+    StageRow,
+    build_comparison,
+    build_report,
+    compared_rows,
+    distinct_names,
+    match_stages,
+    row_files,
+    stage_rows,
+    write_summary,
+)
 from lmm_r1.tools.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
-from lmm_r1.tools.report.stages import StageRow, match_stages, stage_rows
 
 PROG = "lmm-r1 report"
 DESCRIPTION = (

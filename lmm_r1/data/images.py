@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from PIL import ExifTags, Image
 
-from lmm_r1.data.media_access import fetch, open_file
+from lmm_r1.data.fetching import fetch
+from lmm_r1.data.media_access import open_file
 from lmm_r1.data.messages import (
     DECODE_ERRORS,
     ImagePart,

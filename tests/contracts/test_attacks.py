@@ -27,10 +27,11 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from lmm_r1.data import media_access
+from lmm_r1.data import fetching
+from lmm_r1.data.fetching import RefusedURL, fetch
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import check_image_exists, image_size, load_image
-from lmm_r1.data.media_access import MediaLimits, RefusedURL, fetch
+from lmm_r1.data.media_access import MediaLimits
 from lmm_r1.data.messages import ImagePart, images_of
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
@@ -47,7 +48,7 @@ def attacks(door: str) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_access.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(fetching.urllib.request, "getproxies", dict)
 
 
 @pytest.mark.parametrize(("url", "told"), attacks("urls"))
@@ -61,9 +62,9 @@ def test_a_url_is_refused_before_anything_is_connected(url, told, monkeypatch):
 @pytest.mark.parametrize(("url", "told"), attacks("urls"))
 def test_a_url_is_refused_where_a_proxy_would_look_it_up(url, told, monkeypatch):
     monkeypatch.setattr(
-        media_access.urllib.request, "getproxies", lambda: dict.fromkeys(("http", "https"), "http://proxy:1")
+        fetching.urllib.request, "getproxies", lambda: dict.fromkeys(("http", "https"), "http://proxy:1")
     )
-    monkeypatch.setattr(media_access.urllib.request, "proxy_bypass", lambda host: False)
+    monkeypatch.setattr(fetching.urllib.request, "proxy_bypass", lambda host: False)
     monkeypatch.setattr(aiohttp.TCPConnector, "connect", lambda *given, **named: pytest.fail("it was connected"))
     with pytest.raises(RefusedURL) as refused:
         fetch(url)
@@ -92,9 +93,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             pass
 
     made = argparse.Namespace(asked=[], replies={}, ended=ended)
-    monkeypatch.setattr(media_access, "is_public", lambda address: str(address) == "127.0.0.1")
-    monkeypatch.setattr(media_access, "MAX_BYTES", 2**20)
-    monkeypatch.setattr(media_access, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(fetching, "is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr(fetching, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(fetching, "WAITS_S", (0.0, 0.0))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Images) as listening:
         listening.daemon_threads = True
         threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
@@ -169,7 +170,7 @@ AGAIN = ("has a line without end", "breaks off", "is no HTTP", "answers 500")
 def test_a_reply_has_a_size_and_a_time_and_what_is_refused_is_not_asked_for_again(
     behaviour, told, server, monkeypatch
 ):
-    monkeypatch.setattr(media_access, "DEADLINE_S", 0.7 if "took" in told else 20.0)
+    monkeypatch.setattr(fetching, "DEADLINE_S", 0.7 if "took" in told else 20.0)
     server.replies = {"/a.png": _behaviours(server)[behaviour]}
     with pytest.raises(OSError, match=told.replace("64 MiB", "1 MiB")):
         fetch(f"{server.url}/a.png")
@@ -191,9 +192,9 @@ def test_what_is_allowed_is_fetched_also_after_a_redirect_and_after_an_error(ser
 
 def test_a_proxy_is_asked_with_its_user_for_a_name_that_it_looks_up(server, monkeypatch):
     monkeypatch.setattr(
-        media_access.urllib.request, "getproxies", lambda: {"http": server.url.replace("//", "//me:p%40w@")}
+        fetching.urllib.request, "getproxies", lambda: {"http": server.url.replace("//", "//me:p%40w@")}
     )
-    monkeypatch.setattr(media_access.urllib.request, "proxy_bypass", lambda host: False)
+    monkeypatch.setattr(fetching.urllib.request, "proxy_bypass", lambda host: False)
     seen = []
 
     def reply(handler: Any) -> None:
@@ -206,7 +207,7 @@ def test_a_proxy_is_asked_with_its_user_for_a_name_that_it_looks_up(server, monk
 
 
 def test_private_addresses_are_fetched_if_the_user_allows_them(server, monkeypatch):
-    monkeypatch.setattr(media_access, "is_public", lambda address: False)
+    monkeypatch.setattr(fetching, "is_public", lambda address: False)
     server.replies = {"/a.png": lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\nhere")}
     with pytest.raises(RefusedURL, match="this machine or a private network"):
         fetch(f"{server.url}/a.png")

@@ -24,10 +24,9 @@ from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.config.declared import json_object
 from lmm_r1.config.resolve import by_what_is_trained
 from lmm_r1.errors import UserError
-from lmm_r1.tools.migrate import Conversion, convert, read_run, to_document
+from lmm_r1.tools.migrate import Conversion, convert, counterpart, read_run, to_document
 from lmm_r1.tools.migrate.easyr1 import EASYR1
 from lmm_r1.tools.migrate.openrlhf import TABLES
-from lmm_r1.tools.migrate.other_names import counterpart
 from lmm_r1.tools.migrate.table import CONFIG_CLASSES, missing
 from lmm_r1.tools.migrate.verl import VERL
 

@@ -8,7 +8,7 @@ from helpers.recipe_samples import SAMPLES, RecipeSample, png
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.tools.recipes import get_recipe, recipe_names
-from lmm_r1.tools.recipes.mapping import RecordView, check_embedded_images
+from lmm_r1.tools.recipes.preparation import RecordView, check_embedded_images
 from remote_rm.verifier import Item
 
 

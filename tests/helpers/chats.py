@@ -11,8 +11,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.tools.chat import ChatModel
-from lmm_r1.tools.chat.loop import Chat
+from lmm_r1.tools.chat import Chat, ChatModel
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
 

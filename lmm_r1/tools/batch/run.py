@@ -41,8 +41,7 @@ from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.records.run_folder import trained_reading
 from lmm_r1.scoring.response_scores import RemoteScorer, ResponseScorer, RewardModelScorer
 from lmm_r1.scoring.sources import make_judge
-from lmm_r1.tools.batch import INDEX, JobTotals, RowLog, run_job
-from lmm_r1.tools.batch.inputs import MESSAGES, load_responses, select, with_paths
+from lmm_r1.tools.batch import INDEX, MESSAGES, JobTotals, RowLog, load_responses, run_job, select, with_paths
 from remote_rm.client import RewardUnavailable
 from remote_rm.redaction import hidden_settings
 from remote_rm.verifier import Item

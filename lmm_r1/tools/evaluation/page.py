@@ -14,11 +14,11 @@ from typing import Literal
 from lmm_r1.data.messages import ImagePart, VideoPart, describe_video
 from lmm_r1.errors import UserError
 from lmm_r1.records.responses import JudgedResponse, ShownTurn, by_row
-from lmm_r1.tools.evaluation.board import Board, Comparison, MeasuredFile
-from lmm_r1.tools.evaluation.page_parts import ImageError, data_uri, image_uri, mean, page_templates, points_text
-from lmm_r1.tools.evaluation.scores import SampleScores
-from lmm_r1.tools.evaluation.terminal import (
+from lmm_r1.tools.evaluation.board import (
     CONFIDENCE_TEXT,
+    Board,
+    Comparison,
+    MeasuredFile,
     columns,
     count,
     episode_columns,
@@ -27,6 +27,8 @@ from lmm_r1.tools.evaluation.terminal import (
     p_value,
     share,
 )
+from lmm_r1.tools.evaluation.page_parts import ImageError, data_uri, image_uri, mean, page_templates, points_text
+from lmm_r1.tools.evaluation.scores import SampleScores
 
 _PART = re.compile(r"(<(think|answer)>)(.*?)(</\2>|\Z)", re.DOTALL)
 _THOUGHT_ENDS = "</think>"

@@ -22,10 +22,17 @@ from lmm_r1.scoring.response_scores import VerifierJudge
 from lmm_r1.scoring.sources import SourceJudge, sum_of
 from lmm_r1.tools.evaluation.board import CheckpointResponses, MeasuredFile
 from lmm_r1.tools.evaluation.scores import environment_scores, episode_of, powers_of_two
-from lmm_r1.tools.recipes import Recipe, SuiteSampling, get_recipe, recipe_names
-from lmm_r1.tools.recipes.mapping import RecordView, check_embedded_images
-from lmm_r1.tools.recipes.preparation import read_manifest
-from lmm_r1.tools.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
+from lmm_r1.tools.recipes import (
+    MediaFiles,
+    Recipe,
+    SourceFiles,
+    SuiteSampling,
+    get_recipe,
+    hub_files,
+    local_files,
+    recipe_names,
+)
+from lmm_r1.tools.recipes.preparation import RecordView, check_embedded_images, read_manifest
 from remote_rm.verifier import Item, Score
 
 

@@ -1,28 +1,290 @@
-"""Writes a recipe's rows into a folder. Images are named after their content: one of many questions is stored once."""
+"""From the records of a published dataset to rows in a folder. An image of many questions is stored once, under its digest."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import random
+import re
 import shutil
-from collections.abc import Callable, Mapping
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, check_writable, row_folder
-from lmm_r1.data.images import encoded_image, load_image
-from lmm_r1.data.messages import ImagePart, Row, SkippedRow, open_image, with_images
+from lmm_r1.data.formats.row_format import Record, is_empty, listed, read_list
+from lmm_r1.data.images import check_image_exists, encoded_image, load_image
+from lmm_r1.data.media_access import media_roots
+from lmm_r1.data.messages import ImagePart, Row, SkippedRow, images_of, kind_of, open_image, with_images
 from lmm_r1.data.reading import read_skipped
-from lmm_r1.data.row_parser import stored_messages
+from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
 from lmm_r1.files.json_files import append_json_lines
-from lmm_r1.tools.recipes import Recipe
-from lmm_r1.tools.recipes.mapping import RecordView
-from lmm_r1.tools.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files
+from lmm_r1.tools.recipes import (
+    CHOICES_FIELD,
+    Condition,
+    MediaFiles,
+    Recipe,
+    SourceFiles,
+    hub_files,
+    local_files,
+    template_fields,
+)
+from remote_rm.answers.extraction import last_boxed
+
+_MEDIA_KEYS = ("image", "image_url", "url", "path")
+_LETTERS = "ABCDEFGHIJ"
+"""As many as the choice verifier accepts."""
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def check_embedded_images(row: Row) -> None:
+    """Raise UserError for an image in the row itself that cannot be decoded; files are not checked."""
+    for image in images_of(row.messages):
+        if kind_of(image.source) not in ("path", "url"):
+            load_image(image, location=row.location)
+
+
+class RecordView:
+    """One record as a recipe reads it; every error begins with the record's location."""
+
+    def __init__(self, record: Record, *, recipe: Recipe, finder: MediaFiles | None = None) -> None:
+        """Args: finder: where to look for images that are named by path; None looks next to the row file only."""
+        self.columns, self.location, self.base_dir = record
+        self.recipe, self.finder = recipe, finder
+
+    def row(self) -> Row:
+        """Return the row that the recipe makes of the record; raises UserError if it cannot."""
+        choices = self._choices()
+        messages = self._messages(choices)
+        if self.recipe.response is not None:
+            messages = [*messages, {"role": "assistant", "content": self._filled(self.recipe.response, choices)}]
+        group = f"/{self._first((self.recipe.group,))}" if self.recipe.group else ""
+        made = {"messages": messages, "answer": self._label(choices), "datasource": f"{self.recipe.name}{group}"}
+        roots = media_roots(self.base_dir)
+        if roots is not None and self.finder is not None:
+            # Unpacked archives belong to the dataset.
+            roots = (*roots, *self.finder.folders)
+        row = parse_row(made, location=self.location, base_dir=self.base_dir, roots=roots)
+        for image in images_of(row.messages):
+            check_image_exists(image, location=self.location)
+        return row
+
+    def failed_filter(self) -> str | None:
+        """Return the column of the first condition that the record does not meet; None if it meets all."""
+        return next((name for name, wanted in self.recipe.where.items() if not self._meets(name, wanted)), None)
+
+    def _meets(self, name: str, wanted: Any) -> bool:
+        if isinstance(wanted, Condition):
+            is_filled = wanted.filled is None or (self._value(name) is not None) == wanted.filled
+            return is_filled and (
+                wanted.matches is None or re.search(wanted.matches, str(self._first((name,)))) is not None
+            )
+        known, value = wanted if isinstance(wanted, tuple) else (wanted,), self._first((name,))
+        # CSV files hold only text.
+        return value in (map(str, known) if isinstance(value, str) else known)
+
+    def _fail(self, sentence: str) -> UserError:
+        """Return the error, for the caller to raise."""
+        return UserError(f"{self.location}: {sentence}")
+
+    def _value(self, name: str) -> Any:
+        """Return the value of a column, None if it is empty."""
+        # A column's own name may contain dots; it is a path only if the recipe gives one.
+        path = self.recipe.columns.get(name)
+        if path is None or path in self.columns:
+            value = self.columns.get(path or name)
+        else:
+            value = self.columns
+            for step in path.split("."):
+                if isinstance(value, Mapping):
+                    value = value.get(step)
+                elif step.isdigit() and not isinstance(value, str | bytes) and isinstance(value, Sequence):
+                    value = dict(enumerate(value)).get(int(step))
+                else:
+                    value = None
+        return None if is_empty(value) else value
+
+    def _first(self, names: Sequence[str]) -> Any:
+        """Return the value of the first of these columns that is filled; raises UserError if none is."""
+        for name in names:
+            value = self._value(name)
+            if value is not None:
+                return value
+        wanted = " or ".join(f'"{self.recipe.columns.get(name, name)}"' for name in names)
+        raise self._fail(f"no column {wanted}, or it is empty (found: {', '.join(self.columns) or 'nothing'})")
+
+    def _choices(self) -> list[str]:
+        """Return the choices in the order of their letters; none for an open question."""
+        published = self._published_choices()
+        if not self.recipe.choices_shuffled:
+            return published
+        # The order depends only on the choices.
+        order = sorted(published)
+        random.Random(hashlib.sha256("\0".join(published).encode()).hexdigest()).shuffle(order)
+        return order
+
+    def _published_choices(self) -> list[str]:
+        asked, optional = self.recipe.choices, self.recipe.choices_optional
+        if asked is None:
+            return []
+        if isinstance(asked, tuple):
+            value: Any = [self._value(name) for name in asked]
+        else:
+            value = _as_list((self._value(asked) or []) if optional else self._first((asked,)))
+        if isinstance(value, list):
+            held = [choice for choice in value if not is_empty(choice)]
+            if held != value[: len(held)]:
+                # A gap would shift the letters.
+                raise self._fail(f"an empty choice is followed by others: {value!r}")
+            value = held
+        if not value and optional:
+            return []
+        if not isinstance(value, list) or not 2 <= len(value) <= len(_LETTERS):
+            shown = asked if isinstance(asked, str) else " ".join(asked)
+            raise self._fail(f"{shown} must be a list of 2 to {len(_LETTERS)} choices, found {value!r}")
+        prefix = re.compile(f"^(?:{self.recipe.choice_prefix or ''})")
+        return [prefix.sub("", str(choice).strip()).strip() for choice in value]
+
+    def _label(self, choices: Sequence[str]) -> str:
+        """Return the answer, or its choice's letter."""
+        answer = self._answer_text()
+        if not choices:
+            return answer
+        # Letters and indices refer to the published order.
+        published = self._published_choices()
+        letters = [
+            _LETTERS[choices.index(choice) if self.recipe.choices_shuffled else place]
+            for place, choice in enumerate(published)
+        ]
+        named = {
+            "text": {choice: letter for letter, choice in reversed(list(zip(letters, published, strict=True)))},
+            "letter": dict(zip(_LETTERS, letters, strict=False)),
+            "index": {str(place): letter for place, letter in enumerate(letters)},
+        }[self.recipe.answer_names]
+        if answer not in named:
+            raise self._fail(
+                f"the answer {answer[:80]!r} is not the {self.recipe.answer_names} of any of the {len(choices)} choices"
+            )
+        return named[answer]
+
+    def _answer_text(self) -> str:
+        recipe = self.recipe
+        value = self._first(recipe.answer)
+        if recipe.answer_list is not None and isinstance(value := _as_list(value), list):
+            entries = [str(entry).strip() for entry in value if not is_empty(entry)]
+            if not entries:
+                raise self._fail("the list of answers is empty")
+            if recipe.answer_list == "sorted":
+                entries.sort(key=lambda entry: (len(entry), entry))
+            frequent = Counter(entries).most_common(1)[0][0]
+            value = {"first": entries[0], "most_common": frequent}.get(recipe.answer_list, ", ".join(entries))
+        text = str(value).strip()
+        if recipe.answer_pattern is not None:
+            found = re.findall(recipe.answer_pattern, text, flags=re.DOTALL)
+            answer = found[-1] if found else None
+        elif recipe.answer_in == "answer_tag":
+            blocks = _ANSWER_TAG.findall(text)
+            answer = blocks[-1] if blocks else None
+        else:
+            boxed = None if recipe.answer_in == "text" else last_boxed(text)
+            answer = text if boxed is None and recipe.answer_in != "boxed" else boxed
+        if answer is None or not answer.strip():
+            named = {"answer_tag": "<answer> block", "boxed": r"\boxed{}"}
+            wanted = recipe.answer_pattern or named.get(recipe.answer_in, "text")
+            raise self._fail(f"no {wanted} in the answer {text[:80]!r}")
+        return answer.strip()
+
+    def _messages(self, choices: Sequence[str]) -> list[Any]:
+        recipe = self.recipe
+        if recipe.messages is not None:
+            return self._ready_made(self._first((recipe.messages,)))
+        assert recipe.prompt is not None, "a recipe has a prompt or ready-made messages"
+        bound = {"max_pixels": recipe.max_pixels} if recipe.max_pixels else {}
+        if recipe.images_from == "all":
+            found = [image for name in recipe.images for image in listed(self._value(name))]
+        else:
+            found = listed(self._first(recipe.images)) if recipe.images else []
+        images = [{"type": "image", "image": self._located(image), **bound} for image in found]
+        content = self._content(self._filled(recipe.prompt, choices), images)
+        system = [{"role": "system", "content": recipe.system}] if recipe.system else []
+        return [*system, {"role": "user", "content": content}]
+
+    def _content(self, text: str, images: list[dict[str, object]]) -> list[dict[str, object]]:
+        tag = self.recipe.image_tag
+        if tag is None:
+            return [*images, {"type": "text", "text": text}]
+        pieces = text.split(tag)
+        if len(pieces) - 1 != len(images):
+            raise self._fail(f"{len(images)} images, but {len(pieces) - 1} places {tag} in the prompt")
+        content: list[dict[str, object]] = []
+        for place, piece in enumerate(pieces):
+            if piece.strip():
+                content.append({"type": "text", "text": piece.strip()})
+            content += images[place : place + 1]
+        return content
+
+    def _filled(self, template: str, choices: Sequence[str]) -> str:
+        values = {}
+        for column in template_fields(template):
+            # In a recipe without choices, a column of this name is an ordinary column.
+            if column == CHOICES_FIELD and self.recipe.choices is not None:
+                values[column] = "\n".join(f"({name}) {one}" for name, one in zip(_LETTERS, choices, strict=False))
+                continue
+            text = str(self._first((column,)))
+            for piece in self.recipe.remove:
+                text = text.replace(piece, "")
+            values[column] = text.strip()
+        return string.Formatter().vformat(template, (), values).strip()
+
+    def _located(self, image: Any) -> Any:
+        # Hugging Face's image feature holds the bytes, or only a path.
+        if isinstance(image, Mapping) and image.get("bytes") is None and isinstance(image.get("path"), str):
+            image = image["path"]
+        if not isinstance(image, str) or kind_of(image) != "path":
+            return image
+        path = image.removeprefix(self.recipe.image_prefix)
+        return path if self.finder is None else self.finder.find(path, base_dir=self.base_dir, location=self.location)
+
+    def _ready_made(self, value: Any) -> list[Any]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise self._fail(f"the messages are not valid JSON: {error}") from error
+        if not isinstance(value, Sequence):
+            raise self._fail(f"the messages must be a list, not {type(value).__name__}")
+        messages = []
+        for message in value:
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if isinstance(content, Sequence) and not isinstance(content, str):
+                message = {**message, "content": [self._located_part(part) for part in content]}
+            messages.append(message)
+        return messages
+
+    def _located_part(self, part: Any) -> Any:
+        if not isinstance(part, Mapping) or part.get("type") not in ("image", "image_url"):
+            return part
+        value = next((part[key] for key in _MEDIA_KEYS if part.get(key) is not None), None)
+        if isinstance(value, Mapping) and "url" in value:
+            value = value["url"]
+        rest = {key: entry for key, entry in part.items() if key not in _MEDIA_KEYS and entry is not None}
+        return {**rest, "type": "image", "image": self._located(value)}
+
+
+def _as_list(value: Any) -> Any:
+    """Return a list, given as such or as the text that Parquet files may hold: `"['a', 'b']"` → `["a", "b"]`."""
+    if isinstance(value, str):
+        return (read_list(value.strip()) if value.lstrip().startswith("[") else None) or value
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, bytes) else value
+
 
 MANIFEST_FILE = "manifest.json"
 LEFT_OUT_FILE = "left_out.jsonl"

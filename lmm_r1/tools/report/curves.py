@@ -7,13 +7,16 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from lmm_r1.config.rewards import WEIGHT_PREFIX
 from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog
 from lmm_r1.records.run_folder import Stage
-from lmm_r1.tools.report.stages import StageMatch
+
+if TYPE_CHECKING:
+    from lmm_r1.tools.report import StageMatch
 
 COLORS = 8
 MAX_POINTS = 400

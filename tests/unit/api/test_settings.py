@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.api.settings import own_process, read_config, row_file, without_flags
+from lmm_r1.api import own_process, read_config, row_file, without_flags
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image

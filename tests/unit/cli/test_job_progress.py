@@ -1,6 +1,6 @@
 import pytest
 
-from lmm_r1.cli.job_progress import SKIPPED_ROWS_CODE, report_skipped
+from lmm_r1.cli import SKIPPED_ROWS_CODE, report_skipped
 from lmm_r1.data.messages import SkippedRow
 from lmm_r1.data.reading import MAX_LISTED
 

@@ -9,7 +9,7 @@ from helpers.tables import table
 from lmm_r1 import cli, dotted
 from lmm_r1.cli.arguments import YamlError, parse_settings
 from lmm_r1.config import PPOConfig
-from lmm_r1.tools.migrate.other_names import _FOREIGN, TYPED, counterpart, renamed
+from lmm_r1.tools.migrate import _FOREIGN, TYPED, counterpart, renamed
 from lmm_r1.tools.migrate.table import CONFIG_CLASSES
 
 

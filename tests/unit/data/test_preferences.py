@@ -17,7 +17,7 @@ from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, StoredBytes,
 from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
-from lmm_r1.tools.batch.inputs import select
+from lmm_r1.tools.batch import select
 
 ASKED = {"role": "user", "content": "1 + 1?"}
 PAIR = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}

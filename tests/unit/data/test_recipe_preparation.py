@@ -15,7 +15,7 @@ from helpers.recipe_samples import SAMPLES, png
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
-from lmm_r1.tools.recipes import Recipe, get_recipe, preparation, sources
+from lmm_r1.tools.recipes import Recipe, get_recipe, preparation
 from lmm_r1.tools.recipes.preparation import Preparation, Prepared
 
 
@@ -247,7 +247,7 @@ def test_a_damaged_archive_is_told(tmp_path):
 
 def test_an_archive_that_unpacks_to_more_than_an_image_may_have_is_told(tmp_path, monkeypatch):
     copy = zipped(tmp_path / "copy")
-    monkeypatch.setattr(sources, "MAX_BYTES", 60)
+    monkeypatch.setattr("lmm_r1.tools.recipes.MAX_BYTES", 60)
     with pytest.raises(UserError, match="images.zip:images/0.png is larger than 0 MiB; remove it from the archive"):
         prepared(copy, tmp_path / "out")
 

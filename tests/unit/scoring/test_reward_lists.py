@@ -20,7 +20,7 @@ from lmm_r1.generation.engine import Outcome
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import make_judge, make_scorer
 from lmm_r1.tools.batch import RowLog, run_job
-from lmm_r1.tools.data_check.check import function_findings
+from lmm_r1.tools.data_check import function_findings
 from lmm_r1.tools.evaluation.board import MeasuredFile
 from lmm_r1.tools.evaluation.rows import judge_responses
 

@@ -7,7 +7,7 @@ from helpers.tables import table
 
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
-from lmm_r1.tools.batch.inputs import load_responses
+from lmm_r1.tools.batch import load_responses
 
 USER = {"role": "user", "content": "1+1?"}
 

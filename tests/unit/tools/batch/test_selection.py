@@ -1,6 +1,6 @@
 """What is selected from scored responses."""
 
-from lmm_r1.tools.batch.inputs import select
+from lmm_r1.tools.batch import select
 
 PROMPT = [{"role": "user", "content": "1+1?"}]
 

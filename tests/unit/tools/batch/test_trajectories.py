@@ -12,8 +12,7 @@ from PIL import Image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.data.sample import Completion, EpisodeResult, Said
 from lmm_r1.generation.engine import Outcome
-from lmm_r1.tools.batch import RowLog, run_job
-from lmm_r1.tools.batch.inputs import select, with_earned
+from lmm_r1.tools.batch import RowLog, run_job, select, with_earned
 from remote_rm.verifier import Score
 
 

@@ -18,7 +18,7 @@ from lmm_r1.agents.environment import Answered, Turn
 from lmm_r1.config.generation import ChatConfig, check_chat
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.tools.chat.loop import COMMANDS, entries, is_dropped_image, read_image, say, sources_of
+from lmm_r1.tools.chat import COMMANDS, entries, is_dropped_image, read_image, say, sources_of
 
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x08d\x7fe\x9b2Jf\u202eg\ud800h\ti\n"
 HARMLESS = "a␛[31mb␛]0;title␇c␍␈d␡e\\x9b2Jf\\u202eg\ufffdh\ti\n"

@@ -11,7 +11,7 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.sample import EpisodeResult
 from lmm_r1.errors import UserError
 from lmm_r1.records.responses import JudgedResponse, PlayedEpisode, ShownTurn, read_responses, write_responses
-from lmm_r1.tools.evaluation.board import Board, CheckpointResponses, MeasuredFile, board_record, build_board
+from lmm_r1.tools.evaluation.board import CheckpointResponses, MeasuredFile, board_record, build_board, print_board
 from lmm_r1.tools.evaluation.page import build_page
 from lmm_r1.tools.evaluation.scores import (
     check_reward_parts,
@@ -20,7 +20,6 @@ from lmm_r1.tools.evaluation.scores import (
     episode_scores,
     summarize,
 )
-from lmm_r1.tools.evaluation.terminal import print_board
 
 NASTY = '</p><script>alert("x")</script>'
 
@@ -67,7 +66,7 @@ def test_the_means_of_episodes_and_how_they_ended():
     assert episode_scores([judged()]) is None
 
 
-def board(base=EPISODES, other=(), ks=(1, 2)) -> Board:
+def board(base=EPISODES, other=(), ks=(1, 2)):
     file = MeasuredFile(name="held_out", source="rows.jsonl", verifiers=("math",), ks=ks)
     checkpoints = [CheckpointResponses(name="base", path="m", files={"held_out": base})]
     if other:

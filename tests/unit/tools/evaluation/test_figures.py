@@ -3,9 +3,9 @@
 import pytest
 from helpers.tables import table
 
+from lmm_r1.tools.evaluation.board import share
 from lmm_r1.tools.evaluation.page import text_parts
 from lmm_r1.tools.evaluation.page_parts import percent, percent_text, points, points_text
-from lmm_r1.tools.evaluation.terminal import share
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,14 @@ from PIL import Image
 from lmm_r1.data.messages import ImagePart, SkippedRow, VideoPart
 from lmm_r1.records.metrics import read_evaluation
 from lmm_r1.records.responses import VerifierVerdict
-from lmm_r1.tools.evaluation.board import Board, CheckpointResponses, MeasuredFile, board_record, build_board
+from lmm_r1.tools.evaluation.board import CheckpointResponses, MeasuredFile, board_record, build_board, print_board
 from lmm_r1.tools.evaluation.page import build_page
-from lmm_r1.tools.evaluation.terminal import print_board
 
 NASTY = '</p><script>alert("x")</script>'
 AT = datetime(2026, 1, 31, 12, 5, tzinfo=timezone.utc)
 
 
-def board(**changes: object) -> Board:
+def board(**changes: object):
     """`base` has 2 of 4 samples right on two rows, `grpo` 3 of 4."""
     base = judged_rows([[True, False], [True, False]])
     better = [
@@ -138,7 +137,7 @@ def test_long_responses_lose_their_middle_and_keep_their_answer():
     assert '&lt;answer&gt;</span>42<span class="tag">&lt;/answer&gt;' in page
 
 
-def pictured(**changes: object) -> Board:
+def pictured(**changes: object):
     """A board of one row that shows two images and a video."""
     shown = message("user", picture(8, 6), "How many?", ImagePart("https://example.org/a.png"), ImagePart("/gone.png"))
     rows = {0: replace(row(shown, message("user", VideoPart("/clip.mp4"))), location="rows.jsonl line 1")}

@@ -8,8 +8,8 @@ from helpers.tables import table
 
 from lmm_r1.tools.migrate import convert, read_run, to_document
 from lmm_r1.tools.migrate.easyr1 import EASYR1
+from lmm_r1.tools.migrate.inputs import Script
 from lmm_r1.tools.migrate.openrlhf import TABLES
-from lmm_r1.tools.migrate.shell import Script
 
 
 def read(text: str, **given: str) -> tuple[list[str], Script]:

@@ -5,10 +5,16 @@ from helpers.run_folders import PageText, rollout, scores, write_curriculum, wri
 
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import chained, note_evaluation, read_run
-from lmm_r1.tools.report import build_comparison, build_report
+from lmm_r1.tools.report import (
+    build_comparison,
+    build_report,
+    compared_rows,
+    distinct_names,
+    match_stages,
+    settings_differences,
+    stage_rows,
+)
 from lmm_r1.tools.report.curves import overlays
-from lmm_r1.tools.report.pages import compared_rows, distinct_names
-from lmm_r1.tools.report.stages import match_stages, settings_differences, stage_rows
 
 
 def write_run(folder, *, stages, settings=None, accuracies=(), **metrics):

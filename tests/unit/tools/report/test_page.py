@@ -9,8 +9,7 @@ from helpers.tables import table
 from lmm_r1.cli.report import main
 from lmm_r1.records.run_folder import RunFolder, read_run
 from lmm_r1.tools.evaluation.page_parts import moment
-from lmm_r1.tools.report import build_report, summarize, write_summary
-from lmm_r1.tools.report.stages import stage_rows, without_secrets
+from lmm_r1.tools.report import build_report, stage_rows, summarize, without_secrets, write_summary
 
 
 def evaluation(**accuracies):
