@@ -97,7 +97,7 @@ def api_page() -> str:
     """Return the reference of the Python API, which mkdocstrings fills: functions, classes, constants and types."""
     names = sorted(lmm_r1.__all__, key=lambda name: (name.isupper(), not name.islower(), name))
     names += "api.functions.TrainKeywords api.functions.RLKeywords api.functions.KDKeywords".split()
-    names += "api.functions.Rewards api.settings.Rows api.settings.Settings".split()
+    names += "api.functions.Rewards api.Rows api.Settings".split()
     parts = []
     for name in names:
         # Only functions have their signatures in a block of their own, and only settings those of a base that is not here.
