@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
@@ -17,6 +17,7 @@ from lmm_r1.config.generation import BatchConfig
 from lmm_r1.config.rewards import GIVEN, GivenFunctions, reward_list
 from lmm_r1.data.messages import SkippedRow
 from lmm_r1.errors import UserError
+from lmm_r1.files.json_files import checked
 from lmm_r1.records.metrics import METRICS_FILE, Callbacks, MetricLog, StepCallback, read_metrics
 from lmm_r1.records.run_folder import RunFolder, read_stage
 
@@ -41,9 +42,9 @@ class GeneratedResponse:
     tokens: int
     finish_reason: str
     """`stop` if the model ended it, `length` if a limit did."""
-    reward: float | None
+    reward: float | None = None
     """None if nothing judged it."""
-    scores: Mapping[str, float]
+    scores: Mapping[str, float] = field(default_factory=dict)
     """The named parts of the reward."""
 
 
@@ -113,28 +114,10 @@ def generate(
 
         report = run_batch(config, progress=job_progress, given=functions)
         return Generation(
-            rows=tuple(map(_answered, RowLog(config.output).records())),
+            rows=tuple(checked(AnsweredRow, one, place=str(config.output)) for one in RowLog(config.output).records()),
             skipped=tuple(report.skipped),
             output=None if output is None else config.output,
         )
-
-
-def _answered(record: Mapping[str, Any]) -> AnsweredRow:
-    return AnsweredRow(
-        index=record["index"],
-        answer=record["answer"],
-        prompt=record["prompt"],
-        responses=tuple(
-            GeneratedResponse(
-                text=response["text"],
-                tokens=response["tokens"],
-                finish_reason=response["finish_reason"],
-                reward=response.get("reward"),
-                scores=response.get("scores", {}),
-            )
-            for response in record["responses"]
-        ),
-    )
 
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"

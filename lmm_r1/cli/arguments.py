@@ -157,7 +157,9 @@ def _convert(node: yaml.Node, hint: object) -> object:
         if UserFunction in members:
             members = _choices_or_file(members, node.value)
         choices = [choice for member in members for choice in typing.get_args(member)]
-        if type(None) in parameters and _is_null(node) and node.value not in choices:
+        # Only what is not quoted may be null.
+        is_null = isinstance(node, yaml.ScalarNode) and node.style is None and node.value.lower() in NULL
+        if type(None) in parameters and is_null and node.value not in choices:
             return None
         return _first_that_fits(node, members)
     if origin is tuple:
@@ -167,10 +169,6 @@ def _convert(node: yaml.Node, hint: object) -> object:
     if not isinstance(node, yaml.ScalarNode):
         raise ValueError(f"must be {_describe(hint)}, not a list or a group")
     return _convert_text(node.value, hint)
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value.lower() in NULL
 
 
 def _first_that_fits(node: yaml.Node, members: list[object]) -> object:

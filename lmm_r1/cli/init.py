@@ -167,11 +167,13 @@ def write_project(folder: Path, *, model: str, rows: str, machine: MachineFlags)
 
     Raises UserError if the folder is not empty, the rows cannot be read, or nothing makes the run fit the machine.
     """
+    from lmm_r1.lmm_kits.checkpoint import stored_bytes
+
     check_new_folder(folder.absolute(), flag="DIR")
     prompt = shipped_prompt(PROMPT)
     assert prompt is not None, "it is shipped"
     found = read_row_file(rows, reading=RowReading(system_prompt=prompt)).rows.values()
-    sizes = _sizes(model)
+    sizes = TINY if 0 < stored_bytes(model) < TINY_BYTES else PRETRAINED
     longest = _longest_prompt(found, model=model, pixels=sizes.pixels) + sizes.response
     run, reward = str(folder / "run"), f"{folder}/reward.py:reward"
     flags: dict[str, object] = {
@@ -212,12 +214,6 @@ def write_project(folder: Path, *, model: str, rows: str, machine: MachineFlags)
     print(f"{folder}: rl.yaml, evaluate.yaml, reward.py, system_prompt.txt; next:")
     bound = f" --max_pixels {flags['data.max_pixels']}" if pictured else ""
     print(COMMANDS.format(folder=folder, rows=rows, model=model, images=bound, max_len=flags["data.max_len"]), end="")
-
-
-def _sizes(model: str) -> Sizes:
-    from lmm_r1.lmm_kits.checkpoint import stored_bytes
-
-    return TINY if 0 < stored_bytes(model) < TINY_BYTES else PRETRAINED
 
 
 def _longest_prompt(rows: Iterable[Row], *, model: str, pixels: int) -> int:

@@ -79,12 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     differing, common = apart(rows)
     console = Console(highlight=False)
-    console.print(
-        _table([COLUMNS[place] for place in differing], [[row[place] for place in differing] for row in rows])
-    )
-    console.print(common)
-    for note in notes:
-        console.print(note)
+    names, *cells = [[row[place] for place in differing] for row in (COLUMNS, *rows)]
+    for part in (_table(names, cells), common, *notes):
+        console.print(part)
 
 
 def certify_checkpoint(config: KitsConfig) -> None:
@@ -146,11 +143,7 @@ def engine_version() -> str:
 
 
 def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:
-    """Return one row per kit, as `COLUMNS` names its cells.
-
-    Args:
-        vllm_version: the installed version, shown for kits that vLLM runs.
-    """
+    """Return one row per kit, as `COLUMNS` names its cells; the version is shown for kits that vLLM runs."""
     return [_row(get_kit(name), vllm_version=vllm_version) for name in KITS]
 
 
@@ -158,12 +151,8 @@ def kit_notes() -> list[str]:
     """Return a sentence for each kit that vLLM cannot run, or computes other log-probs for."""
     kits = [get_kit(name) for name in KITS]
     refused = [f"{kit.model_type} does not support RL: {kit.engine_refusal}." for kit in kits if kit.engine_refusal]
-    corrected = [
-        f"{kit.model_type} is corrected in RL on CPUs: {kit.engine_disagreement}."
-        for kit in kits
-        if kit.engine_disagreement
-    ]
-    return refused + corrected
+    off = [kit for kit in kits if kit.engine_disagreement]
+    return refused + [f"{kit.model_type} is corrected in RL on CPUs: {kit.engine_disagreement}." for kit in off]
 
 
 def markdown(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
@@ -173,22 +162,12 @@ def markdown(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
 
 
 def _row(kit: LmmKit, *, vllm_version: str) -> tuple[str, ...]:
-    rolls_out = kit.engine_refusal is None
-    return (
-        kit.model_type,
-        _yes(kit.takes_images),
-        _yes(kit.takes_videos),
-        # SFT and DPO.
-        *("yes", "yes"),
-        # RL, and its critic.
-        *(_yes(rolls_out), _yes(rolls_out)),
-        "yes",
-        _yes(kit.takes_4bit),
-        # Packed sequences, and prefixes that samples of a group share.
-        *("yes", "yes"),
-        vllm_version if rolls_out else "no class",
-        kit.checkpoints,
-    )
+    rolls_out = _yes(kit.engine_refusal is None)
+    media = (_yes(kit.takes_images), _yes(kit.takes_videos))
+    # SFT, DPO, RL, its critic, LoRA, QLoRA, packed sequences, and prefixes that samples of a group share.
+    training = ("yes", "yes", rolls_out, rolls_out, "yes", _yes(kit.takes_4bit), "yes", "yes")
+    engine = vllm_version if kit.engine_refusal is None else "no class"
+    return (kit.model_type, *media, *training, engine, kit.checkpoints)
 
 
 def _yes(answer: bool) -> str:

@@ -16,7 +16,7 @@ from lmm_r1 import dotted
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.training import prepare_training
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve, resolve_ppo, sized_supervised
+from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, resolve, resolve_ppo, sized_supervised
 from lmm_r1.config.hardware import (
     Offer,
     asked_gpus,
@@ -29,6 +29,7 @@ from lmm_r1.config.hardware import (
 from lmm_r1.config.shared import FirstHelp
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
+from lmm_r1.tools.migrate.table import CONFIG_CLASSES
 
 if TYPE_CHECKING:
     from lmm_r1.tools.planning.choices import Remedy
@@ -40,13 +41,7 @@ DESCRIPTION = (
     "flags of train_sft, and likewise for the other trainers; `lmm-r1 plan ...` takes those of train_ppo_ray."
 )
 DEFAULT_COMMAND = "train_ppo_ray"
-PLANNED: dict[str, type[Any]] = {
-    DEFAULT_COMMAND: PPOConfig,
-    "train_sft": SFTConfig,
-    "train_kd": KDConfig,
-    "train_dpo": DPOConfig,
-    "train_rm": RMConfig,
-}
+PLANNED: dict[str, type[Any]] = {str(command): config_class for command, config_class in CONFIG_CLASSES.items()}
 # A plan does without these flags; in the command that it prints they have these values.
 UNREAD = {"data.prompt_dataset": "rows.jsonl", "data.dataset": "rows.jsonl"}
 _MODELS = tuple(f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher"))
@@ -254,19 +249,20 @@ def _command(name: str, arguments: Sequence[str], settings: Any, remedies: Seque
             words.append(word)
         elif not equals:
             next(remaining)
-    known = dotted.leaf_types(type(settings))
-    for flag, value in UNREAD.items():
-        if flag in known and not dotted.get(settings, flag):
-            words += [f"--{flag}", value]
+    words += [word for flag, value in _unread(settings).items() for word in (f"--{flag}", value)]
     return shlex.join([*words, *(word for remedy in remedies for word in str(remedy).split())])
+
+
+def _unread(settings: Any) -> dict[str, str]:
+    """Return of `UNREAD` the flags that the settings leave open."""
+    known = dotted.leaf_types(type(settings))
+    return {flag: value for flag, value in UNREAD.items() if flag in known and not dotted.get(settings, flag)}
 
 
 def _readable(settings: Any, given: MachineFlags) -> Any:
     """Return the settings with what a plan needs from flags that it does not read, and configs of released checkpoints."""
     known = dotted.leaf_types(type(settings))
-    changes: dict[str, object] = {
-        flag: value for flag, value in UNREAD.items() if flag in known and not dotted.get(settings, flag)
-    }
+    changes: dict[str, object] = {**_unread(settings)}
     if given.gpu_memory_gib and settings.ds.param_dtype is None:
         # The precision of the given GPUs, whatever this machine has.
         changes["ds.param_dtype"] = "bf16"

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 # Flags whose defaults change training, and not only file locations, speed or precision.
-TRAINING_FLAGS = (
-    "actor.adam.lr",
-    "adam.lr",
-    "algo.advantage.estimator",
-    "critic.adam.lr",
-    "data.max_len",
-    "data.multiturn",
-    "ds.lora.alpha",
-    "rollout.batch_size",
-    "rollout.n_samples_per_prompt",
-    "train.batch_size",
+TRAINING_FLAGS = tuple(
+    "actor.adam.lr adam.lr algo.advantage.estimator critic.adam.lr data.max_len data.multiturn ds.lora.alpha "
+    "rollout.batch_size rollout.n_samples_per_prompt train.batch_size".split()
 )
 
 

@@ -303,7 +303,8 @@ class _Share:
 
 def asked_gpus(config: PPOConfig) -> dict[str, int]:
     """Return how many GPUs those who share some ask for, the policy's first, of settings without open counts."""
-    return {str(share): _size(config, share) for share in _shares(config)}
+    counts = ((share, config.placed[share.models[0]] if share.models else config.vllm) for share in _shares(config))
+    return {str(share): group.gpus for share, group in counts}
 
 
 def needed_gpus(config: PPOConfig) -> int:
@@ -439,10 +440,6 @@ def _shares(config: PPOConfig) -> list[_Share]:
     if train.colocate_all:
         return [_Share(models=share, engines=share is together) for share in shares]
     return [*(_Share(models=share, engines=False) for share in shares), _Share(models=(), engines=True)]
-
-
-def _size(config: PPOConfig, share: _Share) -> int:
-    return config.placed[share.models[0]].gpus if share.models else config.vllm.gpus
 
 
 def check_batches(config: PPOConfig) -> None:

@@ -279,7 +279,6 @@ def mismatch_limit(config: PPOConfig) -> float:
 
 
 Trained = TypeVar("Trained", bound=PPOConfig | SupervisedConfig)
-SECRETS = (("logger", "wandb", "key"),)
 
 # Values without a plan for settings that a plan chooses by memory: OpenRLHF's defaults.
 UNPLANNED: dict[str, object] = {
@@ -299,63 +298,20 @@ UNPLANNED: dict[str, object] = {
 _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_memory_utilization": 0.5}
 
 # Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is for a whole group,
-# one in front for this name in all groups. Models and rows are compared by their content, not by these names.
-_FREE = (
-    ".gradient_checkpointing_enable",
-    ".gradient_checkpointing_layers",
-    ".gradient_checkpointing_reentrant",
-    ".max_tokens_per_gpu",
-    ".micro_batch_size",
-    ".model_name_or_path",
-    ".num_gpus_per_node",
-    ".num_nodes",
-    ".offload",
-    # The range that it stands for is compared.
-    "actor.eps_clip",
-    "algo.mismatch_limit",
-    "ckpt.",
-    "critic.save_value_network",
-    "data.dataloader_num_workers",
-    "data.dataset",
-    # What these make of the rows is in the rows' digest.
-    "data.bad_rows",
-    "data.datasource_key",
-    "data.format",
-    "data.image_dir",
-    "data.overlong_images",
-    "data.prompt_dataset",
-    "data.prompt_template",
-    "data.system_prompt",
-    "ds.adam_offload",
-    "ds.attn_implementation",
-    "ds.deepcompile",
-    "ds.enable_sleep",
-    "ds.experts_implementation",
-    "ds.overlap_comm",
-    "ds.packing_samples",
-    "ds.ulysses_size",
-    "ds.use_liger_kernel",
-    "ds.zero_stage",
-    "ds.zpg",
-    "eval.",
-    "local_rank",
-    "logger.",
-    "reward.deadline_s",
-    "reward.remote_url",
-    "reward.request_fields",
-    "reward.timeout_s",
-    "rollout.vllm_generate_batch_size",
-    "teacher.",
-    "train.colocate_actor_ref",
-    "train.colocate_all",
-    "train.colocate_critic_reward",
-    "train.dynamic_batch_enable",
-    "train.full_determinism_enable",
-    "train.memory_check",
-    "train.shared_prefix_enable",
-    "train.trust_remote_code",
-    "vllm.",
-)
+# one in front for this name in all groups. Models and rows are compared by their content, not by these names: what
+# data.format and the like make of the rows is in the rows' digest. Of actor.eps_clip, the range that it stands for is compared.
+_FREE = tuple("""
+    .gradient_checkpointing_enable .gradient_checkpointing_layers .gradient_checkpointing_reentrant
+    .max_tokens_per_gpu .micro_batch_size .model_name_or_path .num_gpus_per_node .num_nodes .offload
+    actor.eps_clip algo.mismatch_limit ckpt. critic.save_value_network eval. local_rank logger. teacher. vllm.
+    data.dataloader_num_workers data.dataset data.bad_rows data.datasource_key data.format data.image_dir
+    data.overlong_images data.prompt_dataset data.prompt_template data.system_prompt
+    ds.adam_offload ds.attn_implementation ds.deepcompile ds.enable_sleep ds.experts_implementation ds.overlap_comm
+    ds.packing_samples ds.ulysses_size ds.use_liger_kernel ds.zero_stage ds.zpg
+    reward.deadline_s reward.remote_url reward.request_fields reward.timeout_s rollout.vllm_generate_batch_size
+    train.colocate_actor_ref train.colocate_all train.colocate_critic_reward train.dynamic_batch_enable
+    train.full_determinism_enable train.memory_check train.shared_prefix_enable train.trust_remote_code
+    """.split())
 
 
 def model_path(config: PPOConfig | SupervisedConfig) -> str:
@@ -398,11 +354,7 @@ def to_yaml(config: PPOConfig | SupervisedConfig) -> str:
 def without_secrets(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return the config as nested dicts of plain values, with None for keys of other services and other secrets hidden."""
     settings = dataclasses.asdict(config)
-    for *groups, name in SECRETS:
-        node = settings
-        for group in groups:
-            node = node[group]
-        node[name] = None
+    settings["logger"]["wandb"]["key"] = None
     hidden = hidden_settings({name: _plain(value) for name, value in settings.items()})
     assert isinstance(hidden, dict)
     return hidden

@@ -320,14 +320,10 @@ def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> 
         yield record, f"{name} row {number}", base_dir
 
 
-def _read_parquet(file: Path) -> Iterator[Record]:
-    return _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
-
-
 _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
-    ".parquet": _read_parquet,
+    ".parquet": lambda file: _numbered(parquet_records(file), name=str(file), base_dir=file.parent),
     ".csv": partial(_read_separated, dialect="excel"),
     ".tsv": partial(_read_separated, dialect="excel-tab"),
 }

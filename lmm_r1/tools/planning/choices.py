@@ -257,17 +257,9 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Rem
 
 # In the order in which they are printed. Where all of them take turns on the GPUs, the counts follow.
 CHOSEN = (
-    "train.colocate_all",
-    "vllm.enable_sleep",
-    "vllm.gpu_memory_utilization",
-    "actor.gradient_checkpointing_enable",
-    "actor.gradient_checkpointing_layers",
-    "model.gradient_checkpointing_enable",
-    "model.gradient_checkpointing_layers",
-    "ds.enable_sleep",
-    "ds.zero_stage",
-    "ref.offload",
-    "ds.adam_offload",
+    *("train.colocate_all", "vllm.enable_sleep", "vllm.gpu_memory_utilization"),
+    *(f"{group}.gradient_checkpointing_{what}" for group in ("actor", "model") for what in ("enable", "layers")),
+    *("ds.enable_sleep", "ds.zero_stage", "ref.offload", "ds.adam_offload"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -88,16 +88,12 @@ def smallest_gpu_bytes() -> int:
 
 def host_bytes() -> int:
     """Return the memory that processes of this machine, or of this container, may take."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *(limit for file in _CGROUP if (limit := _limit(file)) is not None)])
-
-
-def _limit(file: Path) -> int | None:
-    try:
-        text = file.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in _CGROUP:
+        with suppress(OSError):
+            text = file.read_text(encoding="ascii").strip()
+            limits += [int(text)] if text.isdecimal() else []
+    return min(limits)
 
 
 # Bytes of a number, by `--ds.param_dtype`.

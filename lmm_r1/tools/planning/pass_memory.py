@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import MappingKey, tree_flatten_with_path, tree_leaves
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
@@ -162,6 +162,7 @@ class ModelSize:
         weights = list(model.parameters())
         trained = [weight for weight in weights if weight.requires_grad]
         adapted = [layer_weights(layer)[0] for layer in adapted_layers(model).values()]
+        merged = [MASTER_BYTES * one.numel() + one.nbytes for one in adapted if one.itemsize < MASTER_BYTES]
         return cls(
             parameters=sum(weight.numel() for weight in weights),
             weight_bytes=sum(weight.nbytes for weight in weights),
@@ -169,14 +170,7 @@ class ModelSize:
             trained_bytes=sum(weight.nbytes for weight in trained),
             largest_trained=max((weight.numel() for weight in trained), default=0),
             matrices=sum(weight.numel() for weight in trained if weight.dim() > 1),
-            merging_bytes=max(
-                (
-                    MASTER_BYTES * weight.numel() + weight.nbytes
-                    for weight in adapted
-                    if weight.itemsize < MASTER_BYTES
-                ),
-                default=0,
-            ),
+            merging_bytes=max(merged, default=0),
         )
 
     def in_4bit(self, weights: Sequence[torch.Tensor]) -> ModelSize:
@@ -262,7 +256,10 @@ def empty_model(
 
 def ordinary_token(checkpoint: Checkpoint) -> int:
     """Return an id that the checkpoint's config names for no purpose."""
-    taken = _token_ids(checkpoint.config.to_dict())
+    named, _ = tree_flatten_with_path(checkpoint.config.to_dict())
+    # A list of ids has its place in the list after the name.
+    names = [[str(step.key) for step in path if isinstance(step, MappingKey)][-1] for path, _ in named]
+    taken = {one for name, (_, one) in zip(names, named, strict=True) if name.endswith(("_id", "_index"))}
     return next(token for token in range(len(taken) + 1) if token not in taken)
 
 
@@ -278,17 +275,6 @@ def group_of(prompt: Sequence[int], responses: Sequence[Sequence[int]], *, media
         )
         for response in responses
     ]
-
-
-def _token_ids(config: dict[Any, Any]) -> set[int]:
-    """Return all ids that a config names for some purpose."""
-    found: set[int] = set()
-    for name, value in config.items():
-        if isinstance(value, dict):
-            found |= _token_ids(value)
-        elif str(name).endswith(("_id", "_index")):
-            found |= {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}
-    return found
 
 
 # Numbers that DeepSpeed's bucket of gradients holds (`reduce_bucket_size`), which is made whole for every pass.
@@ -398,8 +384,8 @@ def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     )
     if stage == 0:
         # In half precision gradients are copied for the step; an update makes temporaries weight by weight.
-        largest = 0 if zero.on_gpu else ADAM_TEMPORARIES * MASTER_BYTES * size.largest_trained
-        return replace(kept, step=kept.master + largest)
+        made = 0 if zero.on_gpu else ADAM_TEMPORARIES
+        return replace(kept, step=kept.master + made * MASTER_BYTES * size.largest_trained)
     if alone:
         single = 0 if zero.sum_bytes == MASTER_BYTES else single
         return replace(kept, backward=width * size.largest_trained, step=single + temporaries)
@@ -427,32 +413,12 @@ def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
             # The temporaries come when the group's own gradients are gone.
             step=partition + max(norm, copied, single + temporaries - min(sums, zero.sum_bytes * group)),
         )
-    return _offloaded(kept, size, zero, gradients=own, bucket=bucket, norm=norm, temporaries=temporaries)
-
-
-def _offloaded(
-    kept: TrainedStates,
-    size: ModelSize,
-    zero: ZeroSettings,
-    *,
-    gradients: int,
-    bucket: int,
-    norm: int,
-    temporaries: int,
-) -> TrainedStates:
-    """Return the states with what the optimizer keeps in the host's memory, if that is asked for."""
     if not zero.offload:
         return kept
-    # With the gradients and, before ZeRO-3, what goes back to the weights.
-    host = kept.master + kept.moments + gradients * (zero.sum_bytes + MASTER_BYTES)
-    kept = replace(kept, master=0, moments=0, sums=0, step=norm)
-    if zero.stage == 3:
-        return replace(kept, host=host)
-    back = zero.weight_bytes * size.largest_trained
-    return replace(
-        kept,
-        weights=size.weight_bytes + back,
-        backward=bucket if zero.on_gpu else 0,
-        after_backward=bucket + norm,
-        host=host + zero.weight_bytes * gradients + back + temporaries,
-    )
+    # In the host's memory, with the gradients and, before ZeRO-3, what goes back to the weights.
+    host, back = kept.master + kept.moments + own * (zero.sum_bytes + MASTER_BYTES), width * size.largest_trained
+    kept = replace(kept, master=0, moments=0, sums=0, step=norm, host=host)
+    if stage < 3:
+        kept = replace(kept, weights=size.weight_bytes + back, host=host + width * own + back + temporaries)
+        kept = replace(kept, backward=bucket if zero.on_gpu else 0, after_backward=bucket + norm)
+    return kept

@@ -166,7 +166,7 @@ class Device:
 
     def phases(self) -> list[Phase]:
         """Return what is done one after the other, and what the device holds at most in each."""
-        idle, asleep = sum(model.idle for model in self.models), self._of_engine
+        idle, asleep = sum(model.idle for model in self.models), self.asleep
         phases = []
         if self.engine is not None:
             phases.append(Phase(name="generation", size=idle + self.engine.share))
@@ -186,7 +186,7 @@ class Device:
         return phases
 
     @property
-    def _of_engine(self) -> int:
+    def asleep(self) -> int:
         """What the engine holds while models work."""
         return 0 if self.engine is None else self.engine.asleep
 
@@ -211,7 +211,7 @@ class Device:
         others = sum(other.idle for other in self.models if other.role != model.role)
         alike = sum(other.role == model.role for other in self.models)
         held = model.context + model.states.steady + model.states.backward
-        return (usable - others - self._of_engine) // alike - held
+        return (usable - others - self.asleep) // alike - held
 
 
 def stored_phases(models: Sequence[PlannedModel], *, kept: int, stage: int) -> list[Phase]:

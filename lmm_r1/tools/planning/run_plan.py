@@ -156,9 +156,8 @@ def _log_prob_tokens(
                 settings = model_settings(config, frozen, path=path, load=rl_settings(config, frozen))
                 passes = estimate(settings, image).passes
             room = device.beside_engine(usable=usable, sleeps=True, tokens=0) - model.gathered
-            room -= model.estimate.size.merging_bytes
-            asleep = 0 if device.engine is None else device.engine.asleep
-            found.append(passes.tokens(room - asleep, step=TOKEN_STEP))
+            room -= model.estimate.size.merging_bytes + device.asleep
+            found.append(passes.tokens(room, step=TOKEN_STEP))
     return max(update, min(found))
 
 
