@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from lmm_r1.config.declared import JsonText, Needs, Within, check_needs, check_ranges
 from lmm_r1.config.ppo import AgentConfig
@@ -47,6 +48,11 @@ class EngineFlags:
     """Seed of the sampling."""
     trust_remote_code: Annotated[bool, OWN_ENGINE] = False
     """Run Python code that comes with a checkpoint."""
+
+    @property
+    def loading(self) -> Mapping[str, Any]:
+        """These flags by their names, which are also those of `generation.engine.EngineSettings`."""
+        return {one.name: getattr(self, one.name) for one in fields(EngineFlags)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,16 +152,11 @@ def _generate(
     shown_images = config.agent_max_images if episodes and checkpoint.kit.takes_images else 0
     settings = EngineSettings(
         adapter=adapter,
-        dtype=config.dtype,
+        **config.loading,
         max_model_len=config.max_model_len,
         max_images=max(len(images_of(row.messages)) for row in rows.values()) + shown_images,
         max_videos=max(len(videos_of(row.messages)) for row in rows.values()),
         batch_rows=config.batch_rows,
-        tensor_parallel_size=config.tensor_parallel_size,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        enforce_eager=config.enforce_eager,
-        seed=config.seed,
-        trust_remote_code=config.trust_remote_code,
         speculation=config.speculation,
     )
     with scoring as scorer, contextlib.closing(_responder(config, path, settings, episodes)) as engine:

@@ -87,18 +87,13 @@ def engine_settings(config: ConversationFlags, *, responses: int = 1) -> tuple[C
     shown = config.agent_max_images if isinstance(config, ChatConfig) and config.agent is not None else 0
     return checkpoint, EngineSettings(
         adapter=adapter,
-        dtype=config.dtype,
+        **config.loading,
         # By default, within what longrope covers by its short factors.
         max_model_len=config.max_model_len
         or min(LONGEST_CONVERSATION, short_length(checkpoint.config) or LONGEST_CONVERSATION),
         max_images=config.max_images + shown if kit.takes_images else 0,
         max_videos=config.max_videos if kit.takes_videos else 0,
         batch_rows=1,
-        tensor_parallel_size=config.tensor_parallel_size,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        enforce_eager=config.enforce_eager,
-        seed=config.seed,
-        trust_remote_code=config.trust_remote_code,
         responses=responses,
     )
 

@@ -450,16 +450,11 @@ def _engine_settings(config: EvaluateConfig, path: str, files: Sequence[Measured
     rows = [row for file in files for row in file.rows.values()]
     return EngineSettings(
         adapter=adapter,
-        dtype=config.dtype,
+        **config.loading,
         max_model_len=config.max_model_len,
         max_images=max(len(images_of(row.messages)) for row in rows) + shown_images,
         max_videos=max(len(videos_of(row.messages)) for row in rows),
         batch_rows=config.batch_rows,
-        tensor_parallel_size=config.tensor_parallel_size,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        enforce_eager=config.enforce_eager,
-        seed=config.seed,
-        trust_remote_code=config.trust_remote_code,
         speculation=config.speculation,
     )
 

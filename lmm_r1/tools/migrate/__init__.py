@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from lmm_r1 import dotted
 from lmm_r1.tools.migrate.easyr1 import EASYR1
 from lmm_r1.tools.migrate.inputs import RunOfAnother, read_run
-from lmm_r1.tools.migrate.openrlhf import TABLES
-from lmm_r1.tools.migrate.r1_v import R1_V
+from lmm_r1.tools.migrate.openrlhf import R1_V, TABLES
 from lmm_r1.tools.migrate.table import (
     CONFIG_CLASSES,
     NOT_NEEDED,

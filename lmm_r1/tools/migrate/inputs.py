@@ -18,8 +18,7 @@ import yaml
 
 from lmm_r1.errors import UserError
 from lmm_r1.tools.migrate.easyr1 import EASYR1
-from lmm_r1.tools.migrate.openrlhf import TABLES, dotted_table
-from lmm_r1.tools.migrate.r1_v import R1_V
+from lmm_r1.tools.migrate.openrlhf import R1_V, TABLES, dotted_table
 from lmm_r1.tools.migrate.table import TO_FILL_IN, Note, Table, differs, lacks, put
 from lmm_r1.tools.migrate.verl import VERL
 
