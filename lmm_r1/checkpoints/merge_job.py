@@ -85,9 +85,7 @@ def outputs_of(loaded: LoadedWeights, kit: LmmKit, prompts: Sequence[EncodedProm
         mask = torch.ones_like(sequences)
         media = None if prompt.media is None else kit.merge_media([prompt.media])
         if media is not None:
-            media = {
-                key: value.to(model.dtype) if value.is_floating_point() else value for key, value in media.items()
-            }
+            media = {key: data.to(model.dtype) if data.is_floating_point() else data for key, data in media.items()}
         inputs = kit.forward_inputs(model.config, sequences, mask, media)
         inputs |= {"input_ids": sequences, "attention_mask": mask}
         if loaded.head is None:

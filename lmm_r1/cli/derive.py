@@ -24,7 +24,6 @@ from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, Capability, Confir
 from lmm_r1.lmm_kits.discovery import QUESTION, Discovery, Unconfirmed, first_line, picture, write_small
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers
-from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal
 from lmm_r1.models.packed.packing import ModelSample
@@ -104,16 +103,9 @@ class Checks:
     def samples(self) -> list[CheckSample]:
         """Samples with an image, of text, with two images, and a second one of the first prompt."""
         words = text_ids(self.stock.model_config, banned=self.checkpoint.banned_token_ids)
-        prompts = [
-            self._encode((140, 84), QUESTION),
-            self._encode(QUESTION),
-            self._encode((84, 112), "Add it to", (56, 56), QUESTION),
-        ]
-        lengths = ((0, 6), (1, 4), (2, 5), (0, 3))
-        return [
-            CheckSample(prompt=prompts[place].token_ids, response=words(length), media=prompts[place].media)
-            for place, length in lengths
-        ]
+        one, two = self._encode((140, 84), QUESTION), self._encode((84, 112), "Add it to", (56, 56), QUESTION)
+        lengths = ((one, 6), (self._encode(QUESTION), 4), (two, 5), (one, 3))
+        return [CheckSample(prompt=own.token_ids, response=words(n), media=own.media) for own, n in lengths]
 
     @cached_property
     def alone(self) -> list[torch.Tensor]:
@@ -189,7 +181,8 @@ class Checks:
         trained = {name for name, weight in actor.model.named_parameters() if weight.requires_grad}
         if others := sorted(name for name in trained if not name.startswith(prefixes)):
             raise Unconfirmed(f"{others[0]} would be trained")
-        if not reached(actor, self.samples):
+        torch.cat(results(actor, self.samples)).square().sum().backward()
+        if all(weight.grad is None for weight in actor.model.parameters()):
             raise Unconfirmed("no gradient reaches the language model")
         return ", ".join((*self.file.vision_prefixes, *self.file.projector_prefixes))
 
@@ -285,12 +278,6 @@ def _conversation(*parts: Asked, answer: str | None = None) -> tuple[list[Messag
     if answer is not None:
         turns.append(Message(role="assistant", parts=(TextPart(answer),)))
     return turns, images
-
-
-def reached(model: KitModule, samples: Sequence[CheckSample]) -> set[str]:
-    """Return the names of the weights that a loss on the responses reaches."""
-    torch.cat(results(model, samples)).square().sum().backward()
-    return {name for name, weight in model.model.named_parameters() if weight.grad is not None}
 
 
 def largest(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:

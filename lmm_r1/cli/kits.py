@@ -332,9 +332,7 @@ def gaps_of(log: MetricLog, *, corrected: bool, limit: float) -> list[ParityGap]
             names = [f"mismatch/{rows}/{name}" for name in ("mean_exp", "mean", "max")]
             if names[0] in values:
                 # The log stores numbers that are not finite as null.
-                mean_exp, mean, largest = (
-                    float("inf") if (value := values[name]) is None else value for name in names
-                )
+                mean_exp, mean, largest = (float("inf") if (one := values[name]) is None else one for name in names)
                 verdict = "agree" if mean <= limit else "apart"
                 if verdict == "apart" and rows == "image" and corrected:
                     verdict = "apart, corrected on CPUs"

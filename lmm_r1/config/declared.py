@@ -58,18 +58,10 @@ class Within:
     def refusal(self, value: object) -> str | None:
         """Return what a value must be; None if it is."""
         numbers = tuple(value) if isinstance(value, list | tuple) else (value,)
-        bounds = [
-            (*_COMPARISONS[bracket], float(bound))
-            for bracket, bound in zip(
-                (self.interval[0], self.interval[-1]), self.interval[1:-1].split(","), strict=True
-            )
-        ]
-        outside = [
-            number
-            for number in numbers
-            if number not in self.besides and not all(holds(number, bound) for holds, _, bound in bounds)
-        ]
-        if outside:
+        sides = zip((self.interval[0], self.interval[-1]), self.interval[1:-1].split(","), strict=True)
+        bounds = [(*_COMPARISONS[bracket], float(bound)) for bracket, bound in sides]
+        bounded = (number for number in numbers if number not in self.besides)
+        if not all(holds(number, bound) for number in bounded for holds, _, bound in bounds):
             told = " and ".join(f"{words} {bound:g}" for _, words, bound in bounds if math.isfinite(bound))
             if bounds[0][2] == bounds[1][2]:
                 told = f"{bounds[0][2]:g}"
@@ -198,15 +190,11 @@ def check_ranges(config: DataclassInstance, *, prefix: str = "--") -> None:
             continue
         refusals = [one.refusal(value) for one in said if isinstance(one, Within)]
         is_union = typing.get_origin(hints[flag]) in (typing.Union, types.UnionType)
-        kinds = [
-            kind for kind in (typing.get_args(hints[flag]) if is_union else (hints[flag],)) if kind is not type(None)
-        ]
-        if (
-            len(kinds) == 1
-            and typing.get_origin(kinds[0]) is typing.Literal
-            and value not in typing.get_args(kinds[0])
-        ):
-            refusals.append(f"must be one of {', '.join(map(str, typing.get_args(kinds[0])))}")
+        members = typing.get_args(hints[flag]) if is_union else (hints[flag],)
+        kinds = [kind for kind in members if kind is not type(None)]
+        choices = typing.get_args(kinds[0]) if len(kinds) == 1 else ()
+        if choices and typing.get_origin(kinds[0]) is typing.Literal and value not in choices:
+            refusals.append(f"must be one of {', '.join(map(str, choices))}")
         if JsonText in kinds:
             json_object(str(value), flag=f"{prefix}{flag}")
         if REGEX in said:

@@ -85,10 +85,8 @@ def sized_supervised(config: Supervised, *, rows: int | None, processes: int) ->
     sized = dotted.replace(config, {"train.batch_size": batch, "train.micro_batch_size": micro})
     if train.batch_size:
         return sized, None
-    return (
-        sized,
-        f"sizes for {rows} rows: --train.batch_size {batch} an update, --train.micro_batch_size {micro} a pass",
-    )
+    line = f"sizes for {rows} rows: --train.batch_size {batch} an update, --train.micro_batch_size {micro} a pass"
+    return sized, line
 
 
 def _prompts_of_a_step(config: PPOConfig, *, rows: int) -> int:

@@ -471,9 +471,7 @@ def _decoded(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     """Return a batch with all values of its columns written out."""
     import pyarrow
 
-    columns = [
-        column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column for column in batch.columns
-    ]
+    columns = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch.columns]
     return pyarrow.RecordBatch.from_arrays(columns, batch.schema.names)
 
 

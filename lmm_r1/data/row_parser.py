@@ -378,9 +378,7 @@ class RecordParser:
         if isinstance(value, str) and value and kind_of(value) == "path":
             return str(self.allowed(value))
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and value:
-            return tuple(
-                self.image(frame, where=f"{where}, frame {number}") for number, frame in enumerate(value, start=1)
-            )
+            return tuple(self.image(frame, where=f"{where}, frame {at}") for at, frame in enumerate(value, start=1))
         given = (
             "a URL" if isinstance(value, str) and value.startswith(("http://", "https://")) else type(value).__name__
         )
@@ -454,9 +452,7 @@ def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
             f"{location}: the prompt's template must write a text, and one tag for each image and video of the prompt"
         )
     is_text = not any(media.values())
-    return tuple(
-        media[piece].pop(0) if piece in media else TextPart(piece if is_text else piece.strip()) for piece in pieces
-    )
+    return tuple(media[one].pop(0) if one in media else TextPart(one if is_text else one.strip()) for one in pieces)
 
 
 def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, object]]:

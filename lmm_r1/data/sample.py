@@ -297,9 +297,7 @@ class Sample:
         """The engine's log-prob of each loss token, (T,), 0 for all others; None if it returned none."""
         if any(segment.log_probs is None for segment in self.generated):
             return None
-        return list(
-            chain.from_iterable(segment.log_probs or (0.0,) * len(segment.token_ids) for segment in self.segments)
-        )
+        return list(chain.from_iterable(part.log_probs or (0.0,) * len(part.token_ids) for part in self.segments))
 
     @property
     def media(self) -> tuple[PlacedRef, ...]:

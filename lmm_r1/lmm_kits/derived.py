@@ -274,9 +274,7 @@ class DerivedKit(LmmKit):
         types = (sequences == self.file.placeholder_id).int()
         taken = inspect.signature(owner.get_rope_index).parameters
         given = {**media, "mm_token_type_ids": types, "attention_mask": attention_mask}
-        positions, _ = stub.get_rope_index(
-            sequences, **{name: value for name, value in given.items() if name in taken}
-        )
+        positions, _ = stub.get_rope_index(sequences, **{name: one for name, one in given.items() if name in taken})
         assert isinstance(positions, torch.Tensor)
         return positions
 
@@ -285,11 +283,8 @@ class DerivedKit(LmmKit):
 
         media = {}
         for name, blank in self.file.blank_media.items():
-            dtype = getattr(torch, blank.dtype)
-            made = torch.zeros(blank.shape, dtype=dtype)
-            if blank.integers is not None:
-                made = torch.tensor(blank.integers, dtype=dtype).reshape(blank.shape)
-            media[name] = made
+            zeros = torch.zeros(blank.shape, dtype=getattr(torch, blank.dtype))
+            media[name] = zeros if blank.integers is None else zeros.new_tensor(blank.integers).reshape(blank.shape)
         return [token for token, number in self.file.blank_ids for _ in range(number)], media
 
     def router_scores(self, config: Config) -> None:

@@ -123,13 +123,9 @@ def _enough_layers(section: Mapping[str, Any], layers: int) -> int:
 
 def _fewer_layers(name: str, value: list[Any], layers: int, fewer: int) -> list[Any]:
     """Return a list with an entry per layer, or with numbers of layers, for the first few layers."""
-    numbers_layers = (
-        re.search(r"layers|idxs|indexes|indices", name)
-        and value == sorted(set(value))
-        and all(isinstance(part, int) and 0 <= part < layers for part in value)
-        and max(value) > 1
-    )
-    if numbers_layers:
+    is_rising = re.search(r"layers|idxs|indexes|indices", name) and value == sorted(set(value))
+    # Numbers of layers.
+    if is_rising and all(isinstance(part, int) and 0 <= part < layers for part in value) and max(value) > 1:
         return [part for part in value if part < fewer] or [fewer - 1]
     return value[:fewer] if len(value) == layers else value
 
@@ -347,20 +343,14 @@ class Discovery:
         named = [value for name, value in config.items() if _OTHER_TOKENS.fullmatch(name)]
         numbers = {number for value in named for number in (value if isinstance(value, list) else [value])}
         patterns = {re.sub(r"\d+", "0", token) for token in seen}
+        alike = {token for token in added if re.sub(r"\d+", "0", token) in patterns}
         video = str(getattr(self.processor, "video_token", None))
-        others = {
-            token
-            for token, number in added.items()
-            if number in numbers or re.sub(r"\d+", "0", token) in patterns or token == video
-        }
-        return sorted(seen | others)
+        return sorted(seen | alike | {token for token in added if added[token] in numbers or token == video})
 
     def _reached(self, batch: Mapping[str, torch.Tensor]) -> set[str]:
         """Return the names of the weights that a loss on a batch reaches."""
         self.model.zero_grad()
-        taken = {
-            name: value.to(self.model.dtype) if value.is_floating_point() else value for name, value in batch.items()
-        }
+        taken = {name: data.to(self.model.dtype) if data.is_floating_point() else data for name, data in batch.items()}
         try:
             self.model(**taken).logits.float().logsumexp(-1).sum().backward()
         except _MISFITS as error:
@@ -371,12 +361,8 @@ class Discovery:
 
     def _language_model(self) -> str:
         text = self.model.config.get_text_config()
-        towers = [
-            name
-            for name, module in self.model.named_modules()
-            if name and isinstance(module, PreTrainedModel) and module.config is text
-        ]
-        if not towers:
+        inner = {name: one for name, one in self.model.named_modules() if name and isinstance(one, PreTrainedModel)}
+        if not (towers := [name for name, one in inner.items() if one.config is text]):
             raise Unconfirmed("its language model is no module of its own")
         return towers[-1]
 

@@ -156,9 +156,7 @@ def _by_verdict(text: str) -> str | None:
     """The letter that is called right; "" if several are, or only wrong ones; None if none is called anything."""
     if Token.BOTH.search(text):
         return ""
-    verdicts = [
-        (match["letter"], match["verdict"] or match["chinese"]) for match in Token.OPTION_JUDGED.finditer(text)
-    ]
+    verdicts = [(one["letter"], one["verdict"] or one["chinese"]) for one in Token.OPTION_JUDGED.finditer(text)]
     if not verdicts:
         return None
     wrong = {letter for letter, verdict in verdicts if verdict in _WRONG}

@@ -376,9 +376,7 @@ def same_quantity(answer: Quantity, *, gold: Quantity) -> bool:
         meant = readings[0] * (100 if gold.percent else Fraction(1, 100))
         readings = [meant, *readings] if abs(written) >= 1 else [meant]
     places = rounded_places(gold)
-    return any(
-        value == gold.value or (places is not None and _rounded(value, places) == gold.value) for value in readings
-    )
+    return any(one == gold.value or (places is not None and _rounded(one, places) == gold.value) for one in readings)
 
 
 def rounded_places(gold: Quantity) -> int | None:

@@ -65,9 +65,7 @@ def _introduced(text: str, by: Sequence[Pattern], *, is_plain: bool = False) -> 
 
     If it `is_plain`, it has one verb, and no number before it.
     """
-    found = [
-        (match.end(), -match.start(), place) for place, pattern in enumerate(by) for match in pattern.finditer(text)
-    ]
+    found = [(one.end(), -one.start(), place) for place, pattern in enumerate(by) for one in pattern.finditer(text)]
     is_more = len({end for end, *_ in found}) > 1 or Token.NOT_PLAIN.search(text)
     if not found or (is_plain and is_more):
         return ""

@@ -95,9 +95,7 @@ def media_first(prompt: Any, images: Column) -> Any:
         return prompt
     turns = [chat_message(turn) for turn in written]
     contents = [turn.get("content") if isinstance(turn, Mapping) else None for turn in turns]
-    asked = next(
-        (place for place, turn in enumerate(turns) if isinstance(turn, Mapping) and turn.get("role") == "user"), -1
-    )
+    asked = next((at for at, turn in enumerate(turns) if isinstance(turn, Mapping) and turn.get("role") == "user"), -1)
     if asked < 0 or any(map(_has_places, contents)):
         return prompt
     content = contents[asked]

@@ -252,9 +252,7 @@ def answer_findings(rows: Mapping[int, Row], judge: VerifierJudge, *, timeout_s:
         return
     labels = [row.answer for row in judged.values()]
     with judge:
-        scores = judge.judge(
-            [Item(prompt="", response=_response(judge.verifier, label), label=label) for label in labels]
-        )
+        scores = judge.judge([Item(prompt="", response=_response(judge.verifier, one), label=one) for one in labels])
     for (index, row), score in zip(judged.items(), scores, strict=True):
         if score.parts.get("ungradable"):
             what = f"{judge.name} cannot read the answer {row.answer!r}, so no response can be correct"

@@ -74,9 +74,7 @@ def compare(
                     f"{file}: {rows[0][0].row} and {rows[1][0].row} are not the same row: their {name}s are {ours[:80]!r} "
                     f"and {theirs[:80]!r}; compare evaluations of the same rows"
                 )
-        before, after = (
-            Fraction(sum(response.verdicts[verifier].right for response in row), len(row)) for row in rows
-        )
+        before, after = (Fraction(sum(one.verdicts[verifier].right for one in row), len(row)) for row in rows)
         differences.append(after - before)
     values = [float(difference) for difference in differences]
     low, high = mean_interval(values, resamples=resamples, seed=seed)

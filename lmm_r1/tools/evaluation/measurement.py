@@ -321,8 +321,7 @@ def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_S
         report(f"{log.path}: holds the answers to {log.known:,} requests, which are not sent again")
     api_key = None
     if config.api_key_env is not None:
-        api_key = os.environ.get(config.api_key_env, "").strip()
-        if not api_key:
+        if not (api_key := os.environ.get(config.api_key_env, "").strip()):
             raise UserError(
                 f"--api_key_env {config.api_key_env}: this environment variable is not set or empty; export the key"
             )

@@ -313,9 +313,7 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
         tree = _mapping(path)
         return _of_tree(tree, overrides, _table_of(tree, path=path), path=path)
     named = [override.partition("=") for override in overrides]
-    script = Script(
-        _read(path), path=path, given={name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
-    )
+    script = Script(_read(path), path=path, given={name: text for name, _, text in named if _VARIABLE.fullmatch(name)})
     remarks: list[Note] = []
     launch = _find_launch(script, path=path, remarks=remarks)
     settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]

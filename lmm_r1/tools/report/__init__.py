@@ -128,22 +128,12 @@ def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
 
 def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
     """Return the stages with their held-out accuracies, None if not evaluated."""
-
-    return {
-        "seconds": run.seconds if seconds is None else seconds,
-        "stages": [
-            {
-                "name": stage.name,
-                **{
-                    f"{file}_accuracy": scores and scores.accuracy
-                    for file in ("text", "image")
-                    for scores in [run.held_out(stage).get(file)]
-                },
-                "steps": stage.steps,
-            }
-            for stage in run.stages
-        ],
-    }
+    stages = []
+    for stage in run.stages:
+        scores = {f"{file}_accuracy": run.held_out(stage).get(file) for file in ("text", "image")}
+        accuracies = {name: found and found.accuracy for name, found in scores.items()}
+        stages.append({"name": stage.name, **accuracies, "steps": stage.steps})
+    return {"seconds": run.seconds if seconds is None else seconds, "stages": stages}
 
 
 def write_summary(run: Run, *, path: Path, seconds: float | None = None) -> None:
@@ -230,11 +220,8 @@ def settings_differences(runs: Sequence[Run], *, matches: Sequence[StageMatch]) 
             found.append(_difference(match.name, {run: _settings(stage.settings) for run, stage in stages.items()}))
     evaluated = {place: run.evaluation.settings for place, run in enumerate(runs) if run.evaluation.checkpoints}
     if len(evaluated) > 1:
-        kept = {
-            place: _flat({name: value for name, value in settings.items() if name not in EVALUATION_PLACES})
-            for place, settings in evaluated.items()
-        }
-        found.append(_difference("evaluation", kept))
+        kept = [{name: one[name] for name in one if name not in EVALUATION_PLACES} for one in evaluated.values()]
+        found.append(_difference("evaluation", dict(zip(evaluated, map(_flat, kept), strict=True))))
     return found
 
 
@@ -352,12 +339,8 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
             remark = f"after {row.name}" if began is None else f"{points(accuracy - began)} points since {first.name}"
             held_out.append(Headline(title=f"Held-out {file} accuracy", value=percent(accuracy), remark=remark))
     count = len(run.stages)
-    took = Headline(
-        title="Time",
-        value=duration(seconds),
-        remark=f"{run.steps:,} steps in {count} {'stage' if count == 1 else 'stages'}",
-    )
-    return [*held_out, took]
+    remark = f"{run.steps:,} steps in {count} {'stage' if count == 1 else 'stages'}"
+    return [*held_out, Headline(title="Time", value=duration(seconds), remark=remark)]
 
 
 def _evaluated_with(run: Run) -> dict[str, str]:

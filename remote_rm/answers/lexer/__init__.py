@@ -129,10 +129,7 @@ def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
             symbols = [mark + unit for mark in (_MICRO if prefix == "μ" else (prefix,))]
             names |= dict.fromkeys((*symbols, *in_words, *in_chinese), prefix + unit)
             sizes[prefix + unit] = (base, dimension, one * Fraction(10) ** int(exponent))
-    return (
-        names | {spelling: unit for unit, (spellings, *_) in others.items() for spelling in spellings.split()},
-        sizes,
-    )
+    return names | {word: unit for unit, (spellings, *_) in others.items() for word in spellings.split()}, sizes
 
 
 NAMES, SIZES = _units()
