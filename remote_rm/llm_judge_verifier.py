@@ -34,9 +34,7 @@ class LlmJudge(AnswerVerifier):
     )
     judge_model: str = setting("", required=True, help="name of the model there")
     judge_rule: str = setting(
-        "math",
-        metavar="VERIFIER",
-        help="the verifier that judges first, and alone where the judge fails",
+        "math", metavar="VERIFIER", help="the verifier that judges first, and alone where the judge fails"
     )
     judge_folder: str = setting(
         "llm_judge",

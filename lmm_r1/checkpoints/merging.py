@@ -421,11 +421,7 @@ def load_trained(
         if strange:
             raise _another_model(weights, path, f"no linear layer for the adapters of {listed(strange)}")
         settings = LoraConfig(
-            rank=weights.rank,
-            alpha=lora_alpha,
-            dropout=0.0,
-            target_modules=weights.adapted,
-            use_rslora=use_rslora,
+            rank=weights.rank, alpha=lora_alpha, dropout=0.0, target_modules=weights.adapted, use_rslora=use_rslora
         )
         add_adapters(model, kit, settings)
     if weights.head is not None:

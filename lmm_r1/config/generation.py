@@ -227,9 +227,7 @@ class BatchConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags, Eng
         # In episodes, the environment may give the rewards.
         Needs("reward or reward_model or eval_task=rm or agent", because="it compares rewards"),
         Needs(
-            "n_samples>1 or eval_task=rm",
-            when="best_of_n|dpo_pairs",
-            because="it compares several responses per row",
+            "n_samples>1 or eval_task=rm", when="best_of_n|dpo_pairs", because="it compares several responses per row"
         ),
     ] = None
     """What to select from the scored responses when all rows are done: the best of each row, rows for SFT, or pairs

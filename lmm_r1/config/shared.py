@@ -17,15 +17,7 @@ from lmm_r1.files.user_code import UserFunction
 # A value with one of these suffixes and without a blank is a file name, not a text.
 _TEXT_FILES = (".txt", ".md", ".jinja", ".jinja2", ".j2")
 IMAGES = "images"
-FormatName: TypeAlias = Literal[
-    "lmm_r1",
-    "r1_vlm",
-    "mini_o3_cold_start",
-    "sharegpt",
-    "verl",
-    "flat",
-    "pairs",
-]
+FormatName: TypeAlias = Literal["lmm_r1", "r1_vlm", "mini_o3_cold_start", "sharegpt", "verl", "flat", "pairs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,17 +128,8 @@ PROMPT_COLUMN = Needs(
 )
 _FOUR_BITS = "a layer in 4 bits cannot be split"
 _VALUE_HEAD = "it would split the value head"
-Schedule: TypeAlias = Literal[
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-    "inverse_sqrt",
-    "polynomial",
-]
+_Cosine: TypeAlias = Literal["cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr"]
+Schedule: TypeAlias = Literal["constant", "constant_with_warmup", "linear", _Cosine, "inverse_sqrt", "polynomial"]
 """Transformers' schedules that need only the number of updates."""
 EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
 _IN_8_BITS = "|".join(EIGHT_BIT)

@@ -55,10 +55,7 @@ def media_limits() -> MediaLimits:
         megapixels = math.nan
     if not 0 < megapixels < math.inf:
         raise UserError(f"{_MOST_MEGAPIXELS}={given} must be a number above 0; correct or unset it")
-    return MediaLimits(
-        max_megapixels=megapixels,
-        allow_private_urls=os.environ.get(_PRIVATE_URLS) == "1",
-    )
+    return MediaLimits(max_megapixels=megapixels, allow_private_urls=os.environ.get(_PRIVATE_URLS) == "1")
 
 
 def limits_environment() -> dict[str, str]:

@@ -58,15 +58,7 @@ LEFT_OUT_FILE = "left_out_rows.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 """Which evaluations have measured the stage's model, and under which name."""
 # Files and folders that a run appends to.
-_RECORDS = (
-    METRICS_FILE,
-    ROLLOUTS_FILE,
-    IMAGES_FOLDER,
-    TRACKERS_FILE,
-    LEFT_OUT_FILE,
-    EVALUATIONS_FILE,
-    SESSION_FILE,
-)
+_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, IMAGES_FOLDER, TRACKERS_FILE, LEFT_OUT_FILE, EVALUATIONS_FILE, SESSION_FILE)
 STAGE_FILE = "stage.json"
 ERROR_FILE = "error.txt"
 """The traceback of the error that ended a session."""

@@ -77,10 +77,7 @@ def create_app(
         return items
 
     judge = judge_of(
-        verifier,
-        workers=workers,
-        item_timeout_seconds=item_timeout_seconds,
-        worker_memory_bytes=worker_memory_bytes,
+        verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, worker_memory_bytes=worker_memory_bytes
     )
     return create_service(judge, items_of_request=items_of_request, limits=limits, token=token)
 

@@ -251,10 +251,7 @@ def judge_of(
     """Return the judge of a verifier: a pool, which for one that asks others is of the verifier's own type."""
     judge_type = verifier.judge_type() if isinstance(verifier, AskingVerifier) else VerifierPool
     return judge_type(
-        verifier,
-        workers=workers,
-        item_timeout_seconds=item_timeout_seconds,
-        worker_memory_bytes=worker_memory_bytes,
+        verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, worker_memory_bytes=worker_memory_bytes
     )
 
 

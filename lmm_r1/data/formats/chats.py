@@ -267,19 +267,9 @@ def response_text(response: Any) -> str | None:
 
 CHATS = (
     RowFormat(
-        name="lmm_r1",
-        source="messages of LMM-R1 and ms-swift",
-        needs=(MESSAGES,),
-        without=("image",),
-        adapt=_lmm_r1,
+        name="lmm_r1", source="messages of LMM-R1 and ms-swift", needs=(MESSAGES,), without=("image",), adapt=_lmm_r1
     ),
-    RowFormat(
-        name="r1_vlm",
-        source="r1_vlm",
-        needs=(("messages",), ("image",)),
-        without=("message",),
-        adapt=_r1_vlm,
-    ),
+    RowFormat(name="r1_vlm", source="r1_vlm", needs=(("messages",), ("image",)), without=("message",), adapt=_r1_vlm),
     RowFormat(
         name="sharegpt",
         source="ShareGPT, LLaVA",

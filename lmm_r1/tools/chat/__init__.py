@@ -375,10 +375,7 @@ def run_chat(config: ChatConfig) -> bool:
         if loaded.episodes is not None:
             say(f"each message begins an episode with the environment {loaded.episodes.environment.name}")
         sampling = SamplingSettings(
-            n_samples=1,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            max_new_tokens=config.max_new_tokens,
+            n_samples=1, temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
         )
         chat = Chat(
             model=loaded, sampling=sampling, out=out, in_terminal=in_terminal, system=system, max_pixels=max_pixels

@@ -18,11 +18,7 @@ Split = Literal["train", "test"]
 Modality = Literal["text", "image", "mixed"]
 TEST_SHARE = 0.2
 # The module of each task, imported on demand, and the name of the task with its default settings there.
-TASKS = {
-    "digits": "digits:TASK",
-    "sokoban": "sokoban:TASK",
-    "visual_search": "visual_search:TASK",
-}
+TASKS = {"digits": "digits:TASK", "sokoban": "sokoban:TASK", "visual_search": "visual_search:TASK"}
 
 Parts: TypeAlias = list[dict[str, Any]]
 """The content of a message, OpenAI style: texts and images."""
