@@ -14,8 +14,7 @@ from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from lmm_r1.config.supervised import KDConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host import strategy
-from lmm_r1.host.seams import to_openrlhf_args
-from lmm_r1.host.strategy import make_strategy
+from lmm_r1.host.strategy import make_strategy, to_openrlhf_args
 from lmm_r1.models.loading import LoadSettings, load_settings, trained_settings
 from lmm_r1.rl import workers
 from lmm_r1.supervised import models
