@@ -9,9 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.agents.environment import Episode
+from lmm_r1.agents.environment import Episode, load_environment
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, load_agent
-from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.declared import json_object
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.sample import Sample

@@ -14,9 +14,8 @@ from typing import Any
 import ray
 
 from lmm_r1 import cpu, quiet
-from lmm_r1.agents.environment import Environment
+from lmm_r1.agents.environment import Environment, load_environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
-from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes, run_environment, worker_runtime
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, model_paths

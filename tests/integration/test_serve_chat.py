@@ -17,7 +17,7 @@ from helpers.reward_servers import ROOT, everything
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from lmm_r1.scoring.response_scores import VerifierJudge
+from lmm_r1.scoring.sources import VerifierJudge
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.slow

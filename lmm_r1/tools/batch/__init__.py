@@ -24,8 +24,7 @@ from lmm_r1.files.json_files import (
     write_json_object,
 )
 from lmm_r1.generation.engine import Outcome
-from lmm_r1.scoring.response_scores import ResponseScorer
-from lmm_r1.scoring.sources import RewardFailed
+from lmm_r1.scoring.sources import ResponseScorer, RewardFailed
 from lmm_r1.tools.batch.inputs import episode_fields, with_earned
 from remote_rm.verifier import Score
 

@@ -243,7 +243,7 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
     def begin(**given: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr(strategy.seams, "prepare_training", lambda: None)
+    monkeypatch.setattr(strategy, "prepare_training", lambda: None)
     monkeypatch.setattr(strategy, "set_seed", lambda seed: calls.append(("seed", seed)))
     monkeypatch.setattr(strategy, "enable_full_determinism", lambda seed: calls.append(("deterministic", seed)))
     monkeypatch.setattr(strategy.cpu, "own_cuda", lambda: True)
