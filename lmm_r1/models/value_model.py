@@ -17,8 +17,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.models import GatheredParameters, Init
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import read_tensors
+from lmm_r1.models.actor import KitModule
 from lmm_r1.models.adapters import merged_state_dict
-from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import DTYPES, LoadSettings, is_sharded, load_model
 from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.models.packed.sequence_parallel import running

@@ -19,10 +19,9 @@ from lmm_r1.lmm_kits.checkpoint import ImageFitting, encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
-from lmm_r1.supervised.held_out import LOSS, HeldOut
-from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import Reference, prepare_policy, prepare_reference
+from lmm_r1.supervised.loop import LOSS, HeldOut, SupervisedRun
 from lmm_r1.supervised.samples import SFTSample, check_turns, encode_sample, mask_of_turns
+from lmm_r1.supervised.start import Reference, prepare_policy, prepare_reference
 from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
 

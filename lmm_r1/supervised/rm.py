@@ -17,10 +17,9 @@ from lmm_r1.models.loading import trained_settings
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.supervised import RowCheck, judged_rows
 from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, sides_for_model, sides_of
-from lmm_r1.supervised.held_out import LOSS, HeldOut
-from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import model_path, prepare_trained
+from lmm_r1.supervised.loop import LOSS, HeldOut, SupervisedRun
 from lmm_r1.supervised.samples import SFTSample
+from lmm_r1.supervised.start import model_path, prepare_trained
 from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
 

@@ -27,10 +27,9 @@ from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.supervised.dpo import DPORun
-from lmm_r1.supervised.kd import KDRun
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.rm import RMRun
-from lmm_r1.supervised.sft import SFTRun
+from lmm_r1.supervised.sft import KDRun, SFTRun
 
 STEPS = 2
 TRAINERS = {"sft": (SFTRun, SFTConfig), "dpo": (DPORun, DPOConfig), "rm": (RMRun, RMConfig), "kd": (KDRun, KDConfig)}

@@ -219,7 +219,7 @@ def _settings(case: Case) -> Any:
 
 def _ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
-    from lmm_r1.supervised import models as supervised_models
+    from lmm_r1.supervised import start as supervised_models
     from lmm_r1.supervised.dpo import DPORun
     from lmm_r1.supervised.rm import RMRun
 

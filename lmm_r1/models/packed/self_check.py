@@ -19,9 +19,8 @@ from transformers import PretrainedConfig
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitModule
 from lmm_r1.models.image_features import settings_of_chance
-from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.packed.packing import ModelSample
 
 if TYPE_CHECKING:
