@@ -18,20 +18,11 @@ from lmm_r1.host.models import Actor, HostedModel
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import settle_ends
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
+from lmm_r1.models.distillation import Distillation, DistilledOutcomes, KeptInputs, TeacherTokens, WantedTokens
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadedModel, LoadSettings, check_buffers, enable_checkpointing, load_model
-from lmm_r1.models.output_layer import (
-    Distillation,
-    DistilledOutcomes,
-    KeptInputs,
-    LayerOutcomes,
-    TeacherTokens,
-    TokenDistribution,
-    TokenOutcomes,
-    WantedTokens,
-    token_outcomes,
-)
+from lmm_r1.models.output_layer import LayerOutcomes, TokenDistribution, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.packing import BatchInputs, ModelSample, stacked
 from lmm_r1.models.packed.sequence_parallel import SequenceShare, bare, check_not_shared, group_size, running, share_of
 

@@ -30,9 +30,9 @@ from lmm_r1.data.reading import told_prompt
 from lmm_r1.data.training_rows import KeptRows, PromptStream, check_prompt, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
-from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, settle_engines, without_sleep
+from lmm_r1.generation.request import check_turn_end, disagrees, with_correction
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
 from lmm_r1.lmm_kits import Checkpoint

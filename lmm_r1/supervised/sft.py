@@ -18,7 +18,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.output_layer import Distillation, Divergence
+from lmm_r1.models.distillation import Distillation, Divergence
 from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope

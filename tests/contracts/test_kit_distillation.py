@@ -11,7 +11,7 @@ from helpers.tables import SOME
 from helpers.tiny_models import make_actor
 
 from lmm_r1.lmm_kits import Checkpoint, get_kit
-from lmm_r1.models.output_layer import Distillation, Divergence
+from lmm_r1.models.distillation import Distillation, Divergence
 from lmm_r1.models.packed.attention import packing_refusal
 from lmm_r1.models.packed.packing import stacked
 from lmm_r1.supervised.samples import encode_sample

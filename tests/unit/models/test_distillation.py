@@ -4,17 +4,16 @@ import pytest
 import torch
 from helpers.packed_batches import ShapeLog
 
-from lmm_r1.models import output_layer
-from lmm_r1.models.output_layer import (
+from lmm_r1.models import distillation
+from lmm_r1.models.distillation import (
     Distillation,
     DistilledOutcomes,
     Divergence,
     KeptInputs,
-    LayerOutcomes,
     TeacherTokens,
     WantedTokens,
-    token_outcomes,
 )
+from lmm_r1.models.output_layer import LayerOutcomes, token_outcomes
 
 ROWS, WIDTH, HIDDEN, VOCABULARY = 3, 9, 5, 41
 TEACHER_HIDDEN, TEACHER_VOCABULARY = 7, 43
@@ -94,7 +93,7 @@ def graded(values: torch.Tensor, student: torch.nn.Linear, hidden: torch.Tensor)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("scale", [(False, False), (True, False), (False, True)], ids=["plain", "student", "teacher"])
 def test_values_and_gradients_are_those_of_all_logits(monkeypatch, chunk, bias, scale):
-    monkeypatch.setattr(output_layer, "DISTILLED_CHUNK_BYTES", chunk * 4 * VOCABULARY)
+    monkeypatch.setattr(distillation, "CHUNK_BYTES", chunk * 4 * VOCABULARY)
     expected, found = all_at_once(bias=bias), chunk_by_chunk(bias=bias, scale=scale)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -102,7 +101,7 @@ def test_values_and_gradients_are_those_of_all_logits(monkeypatch, chunk, bias, 
 
 
 def test_no_tensor_of_all_targets_and_a_vocabulary_is_made(monkeypatch):
-    monkeypatch.setattr(output_layer, "DISTILLED_CHUNK_BYTES", 2 * 4 * VOCABULARY)
+    monkeypatch.setattr(distillation, "CHUNK_BYTES", 2 * 4 * VOCABULARY)
     sizes = {}
     for way in (all_at_once, chunk_by_chunk):
         with ShapeLog() as log:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmm_r1.models.output_layer import Divergence
+from lmm_r1.models.distillation import Divergence
 
 TOKENS, VOCABULARY = 6, 11
 

@@ -13,7 +13,7 @@ from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.models.output_layer import Divergence
+from lmm_r1.models.distillation import Divergence
 from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised import sft
 from lmm_r1.supervised.samples import SFTSample

@@ -15,7 +15,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 
-from lmm_r1.models.output_layer import Divergence
+from lmm_r1.models.distillation import Divergence
 from lmm_r1.rl.losses import LossSettings, PolicyLoss, PolicyPass
 from lmm_r1.supervised.dpo import dpo_loss, ipo_loss, simpo_loss
 from lmm_r1.supervised.rm import bradley_terry_loss
