@@ -17,7 +17,7 @@ from lmm_r1.host import strategy
 from lmm_r1.host.strategy import make_strategy, to_openrlhf_args
 from lmm_r1.models.loading import LoadSettings, load_settings, trained_settings
 from lmm_r1.rl import workers
-from lmm_r1.supervised import start
+from lmm_r1.supervised import start as supervised_start
 
 LOADED = {
     "ds.attn_implementation": "eager",
@@ -89,7 +89,7 @@ WORKERS = {
 
 def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a role's start hands to DeepSpeed."""
-    for module, name in ((start, "KitActor"), (workers, "KitActor"), (workers, "KitValueModel")):
+    for module, name in ((supervised_start, "KitActor"), (workers, "KitActor"), (workers, "KitValueModel")):
         monkeypatch.setattr(module, name, Model)
     monkeypatch.setattr(workers, "Checkpoint", lambda *given, **settings: SimpleNamespace(processor=None))
     is_sft = role == "sft"
@@ -97,7 +97,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
     config = dotted.replace(SFTConfig() if is_sft else PPOConfig(), given | flags)
     own = Strategy(args=to_openrlhf_args(config), config=config)
     if is_sft:
-        start = partial(start.prepare_policy, session_of(config, own, steps=7))
+        start = partial(supervised_start.prepare_policy, session_of(config, own, steps=7))
     else:
         worker = object.__new__(WORKERS[role])
         worker._setup_distributed = partial(setattr, worker, "strategy")
