@@ -24,7 +24,7 @@ from PIL import Image
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from lmm_r1.agents.calls import MOST_SAID, BadCall, harmless, quoted, told
-from lmm_r1.agents.deadlines import DeadlinePassed, Outcome, passable, start_thread, within
+from lmm_r1.agents.environment import DeadlinePassed, Outcome, passable, start_thread, within
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Row, decode_base64, images_of
 from lmm_r1.errors import UserError

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from PIL import Image
 
 from lmm_r1.agents.calls import told
-from lmm_r1.agents.deadlines import DeadlinePassed, start_thread, within
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
+from lmm_r1.agents.environment import (
+    Answered,
+    DeadlinePassed,
+    Environment,
+    Episode,
+    Turn,
+    TurnOptions,
+    start_thread,
+    within,
+)
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
