@@ -38,7 +38,7 @@ from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken, check_weights, outlined_row
 from lmm_r1.lmm_kits.registry import KIT_FLAG, given_files
-from lmm_r1.models.value_model import head_name, stored_weight
+from lmm_r1.models.actor import head_name, stored_weight
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.records.run_folder import STAGE_TITLES
 from lmm_r1.rl.advantages import estimator_named

@@ -13,8 +13,8 @@ from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import PreferenceRow, Row
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
+from lmm_r1.models.actor import KitValueModel
 from lmm_r1.models.loading import trained_settings
-from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.supervised import RowCheck, judged_rows
 from lmm_r1.supervised.dpo import ACCURACY, MARGIN, PairBatch, PairEncoder, PairSample, sides_for_model, sides_of
 from lmm_r1.supervised.loop import LOSS, HeldOut, SupervisedRun

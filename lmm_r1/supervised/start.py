@@ -16,13 +16,12 @@ from lmm_r1.data.training_rows import AnyRow
 from lmm_r1.errors import UserError
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitValueModel
 from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.loading import load_settings, trained_settings
 from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.supervised import chat_template, first_fitting, updates_per_epoch
 from lmm_r1.train.start import Frame, Plan, framed, is_first, model_flag, opened, say, sized
