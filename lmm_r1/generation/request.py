@@ -24,7 +24,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings, TokenEngine
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
-from lmm_r1.lmm_kits.plain_text import with_system_placed
+from lmm_r1.lmm_kits.encoding import with_system_placed
 from lmm_r1.models.rope_scaling import tell_factors
 from remote_rm.responses import THINK
 

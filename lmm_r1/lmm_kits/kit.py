@@ -13,6 +13,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     adds_special_tokens,
     any_of,
+    as_bordered_text,
+    as_text,
     bounded_image_size,
     channels_first,
     check_image_marks,
@@ -36,7 +38,6 @@ from lmm_r1.lmm_kits.kit_facts import (
     RawMedia,
     RouterScores,
 )
-from lmm_r1.lmm_kits.plain_text import as_bordered_text, as_text
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, Media
 from lmm_r1.lmm_kits.checkpoint import check_weights, encode_row
-from lmm_r1.lmm_kits.plain_text import text_ids
+from lmm_r1.lmm_kits.encoding import text_ids
 from lmm_r1.models.actor import KitValueModel, head_name, stored_weight
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
