@@ -105,8 +105,7 @@ def _of_code(file: str) -> LmmKit:
 
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
     """Return the kit of the checkpoint at `model_path` (a folder or a hub name); raises UserError if there is none."""
-    kit = _given_or_stored(model_path)
-    return kit or get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
+    return _given_or_stored(model_path) or get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
 
 
 def _given_or_stored(model_path: str) -> LmmKit | None:

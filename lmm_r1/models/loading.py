@@ -418,8 +418,7 @@ def _quantize(model: PreTrainedModel, kit: LmmKit, *, empty: bool) -> None:
                 "layer for; leave it out, and take --ds.lora.rank with --ds.zero_stage 3"
             )
     if not empty:
-        device = cpu.device()
-        quantize_layers(model, language_layers(model, kit), device=device)
+        quantize_layers(model, language_layers(model, kit), device=cpu.device())
 
 
 def resolve_attention(name: str, *, kit: LmmKit) -> str:

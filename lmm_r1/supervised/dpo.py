@@ -252,8 +252,7 @@ def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any)
 
 
 def _side(row: Row, encoded: EncodedPrompt, *, first: int, kit: LmmKit, processor: Any) -> SFTSample:
-    turns = _response_turns(row, first=first)
-    mask = mask_of_turns(row, turns, encoded=encoded, kit=kit, processor=processor)
+    mask = mask_of_turns(row, _response_turns(row, first=first), encoded=encoded, kit=kit, processor=processor)
     return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
 
 

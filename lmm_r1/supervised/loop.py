@@ -107,20 +107,12 @@ class HeldOut(ABC, Generic[RunT, SampleT]):
                         metrics[f"{PREFIX}{source}_{name}"] = value
         return metrics
 
-    @property
-    def _group(self) -> dist.ProcessGroup:
-        return self.strategy.ds_device_mesh["dp"].get_group()
-
-    def _own_rows(self) -> list[Any]:
-        share = self.strategy.ds_device_mesh["dp"]
-        return list(self.rows[share.get_local_rank() :: share.size()])
-
     @torch.no_grad()
     def _sums(self) -> torch.Tensor:
         """Return by data source the values summed over all ranks' rows, and the number of overlong rows, (S, K + 1)."""
-        size = self.config.train.micro_batch_size
-        own = self._own_rows()
-        passes = math.ceil(len(self.rows) / self.strategy.ds_device_mesh["dp"].size() / size)
+        size, share = self.config.train.micro_batch_size, self.strategy.ds_device_mesh["dp"]
+        own = self.rows[share.get_local_rank() :: share.size()]
+        passes = math.ceil(len(self.rows) / share.size() / size)
         sums: torch.Tensor | None = None
         for number in range(passes):
             part = own[number * size : (number + 1) * size]
@@ -135,7 +127,7 @@ class HeldOut(ABC, Generic[RunT, SampleT]):
             for source, item in encoded:
                 sums[source, -1] += item is None
         assert sums is not None, "there are rows, so that each rank makes a pass"
-        dist.all_reduce(sums, group=self._group)
+        dist.all_reduce(sums, group=share.get_group())
         return sums
 
 

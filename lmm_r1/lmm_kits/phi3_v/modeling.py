@@ -309,10 +309,7 @@ class Phi3VImageProcessor(BaseImageProcessor):
         self.image_std = list(image_std)
 
     def preprocess(
-        self,
-        images: Image.Image | Sequence[Image.Image],
-        return_tensors: str | None = None,
-        **unused: Any,
+        self, images: Image.Image | Sequence[Image.Image], return_tensors: str | None = None, **unused: Any
     ) -> BatchFeature:
         """Return the images' crops and sizes; raises ValueError for an image too long to be scaled."""
         images = [images] if isinstance(images, Image.Image) else list(images)

@@ -184,7 +184,8 @@ def model_samples(samples: Sequence[CheckSample]) -> list[ModelSample]:
 
 
 def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str) -> None:
-    off, tolerance = _off(together, alone), _tolerance(model)
+    half = next(model.model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    off, tolerance = _off(together, alone), HALF_PRECISION if half else SINGLE_PRECISION
     if off <= tolerance:
         return
     flags = "leave --ds.packing_samples out"
@@ -207,11 +208,6 @@ def _off(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tor
     if dist.is_initialized():
         dist.all_reduce(off, op=dist.ReduceOp.MAX)
     return off
-
-
-def _tolerance(model: KitModule) -> float:
-    half = next(model.model.parameters()).dtype in (torch.bfloat16, torch.float16)
-    return HALF_PRECISION if half else SINGLE_PRECISION
 
 
 @contextmanager
