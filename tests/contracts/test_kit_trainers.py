@@ -26,9 +26,8 @@ from lmm_r1.models.actor import KitValueModel
 from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.supervised.dpo import DPORun
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.rm import RMRun
+from lmm_r1.supervised.pairs import DPORun, RMRun
 from lmm_r1.supervised.sft import KDRun, SFTRun
 
 STEPS = 2

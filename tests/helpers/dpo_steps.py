@@ -91,7 +91,7 @@ def by_hand(case: Case) -> Updates:
 
 
 def _pairs_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.dpo import encode_pair
+    from lmm_r1.supervised.pairs import encode_pair
 
     kit, processor = _kit_of(case)
     samples = [encode_pair(row, kit=kit, processor=processor, max_len=4096) for row in rows()]
@@ -116,7 +116,7 @@ def _pairs_by_hand(case: Case) -> Updates:
 
 
 def _rewards_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.rm import RewardEncoder
+    from lmm_r1.supervised.pairs import RewardEncoder
     from lmm_r1.supervised.samples import SFTSample
 
     kit, processor = _kit_of(case)
@@ -220,8 +220,7 @@ def _settings(case: Case) -> Any:
 def _ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
     from lmm_r1.supervised import start as supervised_start
-    from lmm_r1.supervised.dpo import DPORun
-    from lmm_r1.supervised.rm import RMRun
+    from lmm_r1.supervised.pairs import DPORun, RMRun
 
     session = begun(_settings(case), steps=STEPS)
     run_class, found = {"pairs": (DPORun, rows()), "rewards": (RMRun, rows())}[case.kind]

@@ -25,7 +25,7 @@ from lmm_r1.config import DPOConfig
 from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.supervised import start
-from lmm_r1.supervised.dpo import DPORun, PairBatch, PairEncoder, PairSample, sides_for_model
+from lmm_r1.supervised.pairs import DPORun, PairBatch, PairEncoder, PairSample, sides_for_model
 from lmm_r1.supervised.start import prepare_reference
 
 config = partial(configured, DPOConfig)
