@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from lmm_r1.generation.episodes import _Play
 
 
+# Probability that branches diverge before a turn, if no turn is given.
+PARTING = 0.5
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineCall:
     """A turn that was generated for an agent."""
@@ -375,10 +379,6 @@ def _same(some: Sequence[Image.Image], others: Sequence[Image.Image]) -> bool:
         one is other or (one.size == other.size and one.convert("RGB").tobytes() == other.convert("RGB").tobytes())
         for one, other in zip(some, others, strict=True)
     )
-
-
-# Probability that branches diverge before a turn, if no turn is given.
-PARTING = 0.5
 
 
 @dataclass(kw_only=True)

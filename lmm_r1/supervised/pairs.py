@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from lmm_r1.config import DPOConfig, RMConfig
+from lmm_r1.config import DPOConfig, RMConfig, model_path
 from lmm_r1.config.preferences import DPOModelConfig
 from lmm_r1.data.messages import PreferenceRow, Row, images_of
 from lmm_r1.data.training_rows import KeptRows
@@ -23,7 +23,7 @@ from lmm_r1.models.packed.packing import ModelSample, stacked
 from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.loop import LOSS, HeldOut, SupervisedRun
 from lmm_r1.supervised.samples import SFTSample, check_turns, encode_sample, mask_of_turns
-from lmm_r1.supervised.start import Reference, model_path, prepare_policy, prepare_reference, prepare_trained
+from lmm_r1.supervised.start import Reference, prepare_policy, prepare_reference, prepare_trained
 from lmm_r1.train.start import Frame
 from lmm_r1.train.update import Counts, Terms
 
