@@ -1,6 +1,7 @@
 """Prepare a release: release.py VERSION [--root FOLDER].
 
-Writes the version into pyproject.toml and over the unreleased changes in CHANGELOG.md. `make release` then builds and checks.
+Writes the version over the unreleased changes in CHANGELOG.md and into every file of WITH_VERSION. `make release` then builds
+and checks.
 """
 
 import argparse
@@ -10,6 +11,12 @@ from datetime import date
 from pathlib import Path
 
 UNRELEASED = "## Unreleased"
+WITH_VERSION = {
+    "pyproject.toml": 'version = "{}"',
+    "remote_rm/pyproject.toml": 'version = "{}"',
+    "docs/installation.md": "lmm_r1-{}-py3",
+}
+"""Files with the line that has the version in each."""
 
 
 def main() -> None:
@@ -24,19 +31,25 @@ def main() -> None:
 
 
 def prepare(root: Path, *, version: str) -> None:
-    """Write both files; raises ValueError, and writes nothing, if the version or the list of changes is not usable."""
-    project, changes = root / "pyproject.toml", root / "CHANGELOG.md"
-    settings, log = project.read_text(encoding="utf-8"), changes.read_text(encoding="utf-8")
-    found = re.search(r'^version = "(\d+\.\d+\.\d+)"$', settings, flags=re.MULTILINE)
+    """Write the files; raises ValueError, and writes nothing, if the version or a file is not usable."""
+    changes = root / "CHANGELOG.md"
+    log = changes.read_text(encoding="utf-8")
+    project = (root / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'^version = "(\d+\.\d+\.\d+)"$', project, flags=re.MULTILINE)
     if found is None:
-        raise ValueError(f'{project} has no line version = "X.Y.Z"')
+        raise ValueError(f'{root / "pyproject.toml"} has no line version = "X.Y.Z"')
     if not re.fullmatch(r"\d+\.\d+\.\d+", version) or _numbers(version) <= _numbers(found[1]):
         raise ValueError(f"VERSION {version} must be three numbers, X.Y.Z, above {found[1]}")
     if log.count(f"{UNRELEASED}\n") != 1:
         raise ValueError(f"{changes} must have one heading {UNRELEASED!r} with the changes of this release")
-    heading = f"## {version} ({date.today().isoformat()})"
-    project.write_text(settings.replace(found[0], f'version = "{version}"'), encoding="utf-8")
-    changes.write_text(log.replace(f"{UNRELEASED}\n", f"{heading}\n"), encoding="utf-8")
+    written = {changes: log.replace(f"{UNRELEASED}\n", f"## {version} ({date.today().isoformat()})\n")}
+    for name, pattern in WITH_VERSION.items():
+        text, before = (root / name).read_text(encoding="utf-8"), pattern.format(found[1])
+        if text.count(before) != 1:
+            raise ValueError(f"{root / name} must have {before} once")
+        written[root / name] = text.replace(before, pattern.format(version))
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
 
 
 def _numbers(version: str) -> list[int]:

@@ -270,8 +270,7 @@ def measure(case: Case, model: Path) -> dict[str, float]:
     from lmm_r1 import dotted
     from lmm_r1.config import PPOConfig
     from lmm_r1.host.strategy import default_to_one_process, make_strategy
-    from lmm_r1.models.actor import KitActor
-    from lmm_r1.models.value_model import KitValueModel
+    from lmm_r1.models.actor import KitActor, KitValueModel
 
     default_to_one_process()
     settings = {

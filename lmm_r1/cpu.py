@@ -1,7 +1,7 @@
 """Everything that a machine without CUDA needs, in one place; with CUDA present each function returns at once.
 
 Commands and the Python API call `prepare_process`, and Ray calls `prepare_worker` when a worker starts: importing this
-package changes nothing. What OpenRLHF and DeepSpeed need is in `host.seams`.
+package changes nothing. What OpenRLHF and DeepSpeed need is in `host.strategy`.
 """
 
 from __future__ import annotations

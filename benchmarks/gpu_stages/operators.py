@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 from train_batches import GroupBatch
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from lmm_r1.models import vision_tower
+from lmm_r1.models import image_features
 from lmm_r1.models.output_layer import TokenOutcomes, token_outcomes
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import packed_as
+from lmm_r1.models.packed.layout import VarlenKernel
 from lmm_r1.models.packed.packing import BatchInputs
-from lmm_r1.models.packed.varlen_kernel import VarlenKernel
 
 TOP = 15
 # The first whose part an operator's name begins with; all others are element-wise, or reduce.
@@ -196,7 +196,7 @@ def stand_in_attention(count: OperatorCount) -> Iterator[None]:
 
     found = VarlenKernel(name="none", function=function)
     taken: Callable[..., VarlenKernel] = lambda *args, **settings: found  # noqa: E731
-    with patch.object(attention, "kernel_for", taken), patch.object(vision_tower, "kernel_for", taken):
+    with patch.object(attention, "kernel_for", taken), patch.object(image_features, "kernel_for", taken):
         yield
 
 

@@ -138,9 +138,9 @@ def _join_alone(setting: Setting) -> None:
     if dist.is_initialized():
         return
     cpu.prepare_process()
-    from lmm_r1.host import seams
+    from lmm_r1.host import strategy
 
-    seams.prepare_training()
+    strategy.prepare_training()
     import deepspeed
 
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.image_features import join_windows, multiply_patches
 from lmm_r1.models.output_layer import TokenDistribution, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as
 from lmm_r1.models.packed.packing import BatchInputs
-from lmm_r1.models.vision_tower import join_windows, multiply_patches
 
 VisionWay: TypeAlias = Callable[[PreTrainedModel], None]
 """Switches a loaded model's vision tower to it, and leaves its text tower as it is."""

@@ -1,20 +1,30 @@
-"""The interface of environments: they show a row to a policy, answer each of its turns, and end the episode."""
+"""Environments, which answer the turns of a policy: their interface, environments by name, and deadlines for their calls."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
+import queue
+import re
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from lmm_r1 import dotted
 from lmm_r1.config.resolve import check_thought
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart
 from lmm_r1.data.sample import CallOutcome
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_file
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -250,3 +260,182 @@ class SingleTurn(Environment):
 class _Once(Episode):
     async def answer(self, turn: Turn) -> Answered:
         return Answered()
+
+
+# Module and class; imported on use.
+ENVIRONMENTS: dict[str, str] = {
+    "crop": "lmm_r1.agents.tool_environment:CropEnvironment",
+    "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
+    "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
+    "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
+    "gymnasium": "lmm_r1.agents.gymnasium:GymnasiumEnvironment",
+    "single": "lmm_r1.agents.environment:SingleTurn",
+}
+TOOLS = "TOOLS"
+"""The variable with the tools of a file without an environment."""
+_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<name>\w+))?")
+
+
+def load_environment(source: str, *, options: Mapping[str, Any] | None = None) -> Environment:
+    """Return an environment by its name, or from a user's file.
+
+    Args:
+        source: a name; `FILE.py`, which defines one subclass or instance of `Environment`, or a list `TOOLS` of functions;
+            or `FILE.py:NAME`, a class or an instance in it.
+        options: arguments of the class's constructor.
+
+    Raises:
+        UserError: there is no such environment, or it cannot be created with these options.
+    """
+    options = options or {}
+    if file := _FILE.fullmatch(source):
+        return _from_file(file["path"], name=file["name"], options=options, source=source)
+    if source not in ENVIRONMENTS:
+        near = dotted.nearest(source, known=ENVIRONMENTS)
+        hint = f"did you mean {near}? " if near else ""
+        raise UserError(
+            f"no environment {source!r}; {hint}Known are {', '.join(ENVIRONMENTS)}, and FILE.py with your own"
+        )
+    return _made(_shipped(source), options=options, source=source)
+
+
+def _shipped(name: str) -> Callable[..., Environment]:
+    module, _, class_name = ENVIRONMENTS[name].partition(":")
+    return getattr(importlib.import_module(module), class_name)
+
+
+def _made(made: Callable[..., Environment], *, options: Mapping[str, Any], source: str) -> Environment:
+    known = list(inspect.signature(made).parameters)
+    if unknown := [name for name in options if name not in known]:
+        raise UserError(f"environment {source}: no option {unknown[0]!r}; known are {', '.join(known) or 'none'}")
+    try:
+        return made(**options)
+    except UserError as error:
+        raise UserError(f"environment {source}: {error}") from error
+    except Exception as error:  # the user's own code, which may raise anything
+        raise UserError(
+            f"environment {source}: it cannot be created with the options {dict(options)} ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _from_file(path: str, *, name: str | None, options: Mapping[str, Any], source: str) -> Environment:
+    module = load_user_file(path, name=f"agent_file_{Path(path).stem}", what="environment")
+    if name is None:
+        found = _candidates(module)
+        if not found and isinstance(getattr(module, TOOLS, None), (list, tuple)):
+            return _made(partial(_shipped("tool"), getattr(module, TOOLS)), options=options, source=source)
+        if not found:
+            raise UserError(
+                f"{path}: the file defines no Environment, and no list TOOLS of functions; subclass "
+                "lmm_r1.agents.environment.Environment"
+            )
+        if len(found) > 1:
+            raise UserError(f"{path}: the file defines {', '.join(found)}; say which: {path}:{found[0]}")
+        name = found[0]
+    chosen = getattr(module, name, None)
+    if isinstance(chosen, Environment):
+        if options:
+            raise UserError(f"{path}: {name} is an instance and takes no options; name a class instead")
+        return chosen
+    if not isinstance(chosen, type) or not issubclass(chosen, Environment):
+        raise UserError(f"{path}: {name} is not an Environment; subclass lmm_r1.agents.environment.Environment")
+    return _made(chosen, options=options, source=source)
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """Return the names of a file's own environments: the instances, or else the classes."""
+    values = vars(module).items()
+    if made := [name for name, value in values if isinstance(value, Environment)]:
+        return made
+    return [
+        name
+        for name, value in values
+        if isinstance(value, type)
+        and issubclass(value, Environment)
+        and value.__module__ == module.__name__
+        and not inspect.isabstract(value)
+    ]
+
+
+Outcome = TypeVar("Outcome")
+
+
+class DeadlinePassed(Exception):
+    """Some work did not finish in time."""
+
+
+def start_thread(function: Callable[[], Outcome], *, name: str) -> tuple[asyncio.Future[Outcome], threading.Thread]:
+    """Run a function in its own thread and return a future of its result, and the thread.
+
+    A process can end while such a thread runs; threads of a pool would block its exit.
+    """
+    answer: Future[Outcome] = Future()
+    thread = threading.Thread(target=_run_for, args=(answer, function), name=name, daemon=True)
+    thread.start()
+    return asyncio.wrap_future(answer), thread
+
+
+class OwnThread:
+    """Runs functions one after the other in one thread, for libraries that require that.
+
+    The thread starts with the first function, and ends with `end` or with the process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, function: Callable[[], Outcome]) -> asyncio.Future[Outcome]:
+        """Return a future of the function's result; functions run in order."""
+        answer: Future[Outcome] = Future()
+        self._waiting.put((answer, function))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        return asyncio.wrap_future(answer)
+
+    def end(self) -> None:
+        """End the thread after its last function, without waiting for it."""
+        self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (task := self._waiting.get()) is not None:
+            _run_for(*task)
+
+
+def _run_for(answer: Future[Outcome], function: Callable[[], Outcome]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(function())
+    except BaseException as error:  # whatever a user's code raises, SystemExit included
+        answer.set_exception(passable(error))
+
+
+def passable(error: BaseException) -> Exception:
+    """Return an error that an event loop can carry: neither SystemExit nor StopIteration."""
+    if isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration)):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+async def within(deadline_s: float, work: Awaitable[Outcome]) -> Outcome:
+    """Return the result of some work.
+
+    Raises:
+        DeadlinePassed: it did not finish within the deadline. It is cancelled, but a task that ignores this is abandoned.
+        RuntimeError: it has cancelled itself.
+    """
+    task = asyncio.ensure_future(work)
+    # Otherwise asyncio reports the error of an abandoned task.
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    try:
+        done, _ = await asyncio.wait({task}, timeout=deadline_s)
+    finally:
+        task.cancel()
+    if not done:
+        raise DeadlinePassed
+    if task.cancelled():
+        raise RuntimeError("it was cancelled")
+    return task.result()

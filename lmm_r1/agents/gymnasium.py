@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 from PIL import Image
 
-from lmm_r1.agents.deadlines import OwnThread
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, with_parts
+from lmm_r1.agents.environment import Answered, Environment, Episode, OwnThread, Turn, with_parts
 from lmm_r1.data.messages import ImagePart, Part, Row, TextPart
 from lmm_r1.errors import UserError
 

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from lmm_r1.agents.deadlines import passable
-from lmm_r1.agents.environment import Answered, Environment, Episode, RawText, Turn
+from lmm_r1.agents.environment import Answered, Environment, Episode, RawText, Turn, passable
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file

@@ -209,7 +209,7 @@ def _named_head(loaded: LoadedWeights, *, default: str) -> dict[str, torch.Tenso
     if loaded.head is None:
         return {}
     # Imports OpenRLHF and DeepSpeed, which no other merge needs.
-    from lmm_r1.models.value_model import head_name
+    from lmm_r1.models.actor import head_name
 
     loaded.model.config.value_head_prefix = head_name(loaded.model.config, default=default)
     return {f"{loaded.model.config.value_head_prefix}.weight": loaded.head}
@@ -296,7 +296,7 @@ def _load_written(folder: Path, kit: LmmKit, *, with_head: bool, trust_remote_co
     ).eval()
     if not with_head:
         return LoadedWeights(model=model)
-    from lmm_r1.models.value_model import drop_output_layer, stored_weight
+    from lmm_r1.models.actor import drop_output_layer, stored_weight
 
     drop_output_layer(model)
     head = stored_weight(str(folder), name=model.config.value_head_prefix, config=model.config, required=True)

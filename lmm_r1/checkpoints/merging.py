@@ -425,7 +425,7 @@ def load_trained(
         )
         add_adapters(model, kit, settings)
     if weights.head is not None:
-        from lmm_r1.models.value_model import drop_output_layer
+        from lmm_r1.models.actor import drop_output_layer
 
         drop_output_layer(model)
     try:

@@ -18,11 +18,11 @@ from lmm_r1.config.shared import LoraConfig
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import read_json_object, write_json_object
-from lmm_r1.generation.codec import check_turn_end
+from lmm_r1.generation.request import check_turn_end
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, kit_of
 from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, Capability, Confirmation, DerivedKit, KitFile
 from lmm_r1.lmm_kits.discovery import QUESTION, Discovery, Unconfirmed, first_line, picture, write_small
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitModule
 from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal

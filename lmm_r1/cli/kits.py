@@ -227,7 +227,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         reward = {spread.__name__: spread}
         write_rows(rows, path=path, max_len=max_len, takes_images=kit.takes_images)
         prepare_training(config, reward=reward)
-        from lmm_r1.generation.codec import disagrees
+        from lmm_r1.generation.request import disagrees
         from lmm_r1.lmm_kits import Checkpoint
         from lmm_r1.rl.run import train
         from lmm_r1.tools.planning.choices import planned
@@ -277,7 +277,7 @@ def write_rows(file: Path, *, path: str, max_len: int, takes_images: bool) -> No
     """
     cpu.prepare_process()
     from lmm_r1.data.row_parser import parse_row
-    from lmm_r1.generation.codec import PromptCodec
+    from lmm_r1.generation.request import PromptCodec
 
     codec = PromptCodec.of(path, trust_remote_code=False)
     task_rows = get_task("digits").generate(

@@ -124,8 +124,7 @@ def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], Mapping[str, objec
             f"--agent {config.agent} plays solutions, and a training adds it to prompts itself; add --solutions"
         )
     # Imported when they are needed: they read images.
-    from lmm_r1.agents.environment import demonstration_of
-    from lmm_r1.agents.registry import load_environment
+    from lmm_r1.agents.environment import demonstration_of, load_environment
 
     options = json_object(config.agent_options, flag="--agent_options")
     environment = load_environment(config.agent, options=options)

@@ -9,7 +9,7 @@ from lmm_r1.config import DPOConfig
 CONFIG = DPOConfig
 PROG = "lmm-r1 train_dpo"
 DESCRIPTION = "Train a multimodal model on prompts with a chosen and a rejected response: DPO, cDPO, IPO or SimPO."
-main = partial(train_supervised, "lmm_r1.supervised.dpo:DPORun", CONFIG, prog=PROG, description=DESCRIPTION)
+main = partial(train_supervised, "lmm_r1.supervised.pairs:DPORun", CONFIG, prog=PROG, description=DESCRIPTION)
 
 if __name__ == "__main__":
     run_command(main)

@@ -9,7 +9,7 @@ from lmm_r1.config import KDConfig
 CONFIG = KDConfig
 PROG = "lmm-r1 train_kd"
 DESCRIPTION = "Train a multimodal model to match the token distributions of a teacher with the same tokenizer."
-main = partial(train_supervised, "lmm_r1.supervised.kd:KDRun", CONFIG, prog=PROG, description=DESCRIPTION)
+main = partial(train_supervised, "lmm_r1.supervised.sft:KDRun", CONFIG, prog=PROG, description=DESCRIPTION)
 
 if __name__ == "__main__":
     run_command(main)

@@ -9,7 +9,7 @@ from lmm_r1.config import RMConfig
 CONFIG = RMConfig
 PROG = "lmm-r1 train_rm"
 DESCRIPTION = "Train a multimodal reward model on prompts with a chosen and a rejected response."
-main = partial(train_supervised, "lmm_r1.supervised.rm:RMRun", CONFIG, prog=PROG, description=DESCRIPTION)
+main = partial(train_supervised, "lmm_r1.supervised.pairs:RMRun", CONFIG, prog=PROG, description=DESCRIPTION)
 
 if __name__ == "__main__":
     run_command(main)

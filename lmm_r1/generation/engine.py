@@ -92,7 +92,7 @@ class EpisodeSettings:
 
     def environment(self) -> Environment:
         """Return the environment; raises UserError if it cannot be loaded."""
-        from lmm_r1.agents.registry import load_environment
+        from lmm_r1.agents.environment import load_environment
 
         return load_environment(self.agent, options=json_object(self.limits.options, flag="--agent_options"))
 

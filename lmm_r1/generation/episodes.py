@@ -16,17 +16,24 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from PIL import Image
 
 from lmm_r1.agents.calls import told
-from lmm_r1.agents.deadlines import DeadlinePassed, start_thread, within
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
+from lmm_r1.agents.environment import (
+    Answered,
+    DeadlinePassed,
+    Environment,
+    Episode,
+    Turn,
+    TurnOptions,
+    start_thread,
+    within,
+)
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data.sample import EpisodeEnd, EpisodeResult, Said, Sample, Segment
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import with_image_ids
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole
-from lmm_r1.generation.request import Request, hand_on
+from lmm_r1.generation.request import Request, hand_on, with_image_ids
 from lmm_r1.generation.turns import TurnPieces, as_asked
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import encode_row, encode_turn, without_end

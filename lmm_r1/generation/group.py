@@ -16,9 +16,8 @@ from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_process import FunctionFailed
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
-from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
+from lmm_r1.generation.request import EngineWeights, PromptCodec, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
 from lmm_r1.scoring import Moment, ScoredResponse, Scorer, weighted
 from remote_rm.client import RewardUnavailable

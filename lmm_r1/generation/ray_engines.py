@@ -18,12 +18,11 @@ from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
-from lmm_r1.generation.branching import AgentSpec
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.engine_arguments import Guesses, engine_arguments, guesses_so_far
+from lmm_r1.generation.executors import AgentSpec
 from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt, SampledGroup
-from lmm_r1.generation.request import EngineWeights, tokens_under_way
+from lmm_r1.generation.request import EngineWeights, PromptCodec, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights

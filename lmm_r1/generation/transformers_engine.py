@@ -16,8 +16,8 @@ from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.generation.request import LimitedCodec, TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_unquantized, torch_dtype
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope

@@ -18,7 +18,6 @@ from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import LimitedCodec
 from lmm_r1.generation.engine import (
     EngineSettings,
     Outcome,
@@ -28,7 +27,7 @@ from lmm_r1.generation.engine import (
     outcomes_in,
 )
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
-from lmm_r1.generation.request import Request, Response, hand_on, sampling_params
+from lmm_r1.generation.request import LimitedCodec, Request, Response, hand_on, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import EncodedPrompt
 

@@ -1,14 +1,20 @@
-"""OpenRLHF's DeepSpeed strategy, which also runs on CPUs."""
+"""OpenRLHF's DeepSpeed strategy, which also runs on CPUs, and the settings that OpenRLHF's workers read."""
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
+import functools
+import importlib
 import logging
 import math
 import os
-from collections.abc import Sequence, Set
+import sys
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -24,11 +30,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import enable_full_determinism, modeling_flash_attention_utils, set_seed
 
 from lmm_r1 import cpu, dotted, quiet
-from lmm_r1.config import PPOConfig, SupervisedConfig
-from lmm_r1.config.resolve import unplanned
+from lmm_r1.config import PPOConfig, SupervisedConfig, checkpoint_folder, unplanned
+from lmm_r1.config.differences import only_defaults
+from lmm_r1.config.ppo import CLIP_RANGES
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_into
-from lmm_r1.host import seams
 from lmm_r1.host.checkpoints import CheckpointStrategy
 from lmm_r1.host.models import Actor, HostedModel, whole_state_dict
 from lmm_r1.host.optimizer import (
@@ -40,7 +46,6 @@ from lmm_r1.host.optimizer import (
     sleep_with_any_optimizer,
     warm_from_first_update,
 )
-from lmm_r1.host.seams import to_openrlhf_args
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +68,7 @@ class KitStrategy(CheckpointStrategy):
         OpenRLHF's own names `cuda` as the device; the models share rows, not a kernel of ring attention.
         """
         quiet.done_loading()
-        seams.prepare_training()
+        prepare_training()
         check_fp16(self.args.ds.param_dtype)
         if self.full_determinism:
             enable_full_determinism(self.seed)
@@ -289,3 +294,46 @@ def torch_adam(*, offload: bool) -> dict[str, bool]:
             )
         return {"torch_adam": True}
     return {}
+
+
+def prepare_training() -> None:
+    """Let DeepSpeed's processes on CPUs talk over gloo: it would compile a collective of its own on first use (40 s).
+
+    At the end of a process it writes timings of inference kernels, which nothing here uses; a full disk would fail it.
+    """
+    if tables := sys.modules.get("deepspeed.ops.transformer.inference.triton.matmul_ext"):
+        atexit.unregister(tables.matmul_ext_update_autotune_table)
+    if not cpu.own_cuda():
+        # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+
+
+def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
+    """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
+    settings = dataclasses.asdict(unplanned(config))
+    for flag, known in only_defaults(dotted.leaf_types(type(config))).items():
+        *groups, name = flag.split(".")
+        functools.reduce(lambda node, group: node.setdefault(group, {}), groups, settings).setdefault(
+            name, known.value
+        )
+    args = _namespace(settings)
+    # peft knows the one word as a shorthand; in a list it would be the name of a module.
+    if args.ds.lora.target_modules == ("all-linear",):
+        args.ds.lora.target_modules = "all-linear"
+    # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
+    args.ds.ring_attn_size = config.ds.ulysses_size
+    args.ckpt.path = str(checkpoint_folder(config))
+    if isinstance(config, PPOConfig):
+        # Our engines choose by the model's size; nobody reads this one.
+        args.vllm.enforce_eager = bool(config.vllm.enforce_eager)
+        # Nor this one: the range is in the flag for both sides.
+        args.actor.eps_clip = min(CLIP_RANGES["ppo"]) if config.actor.eps_clip is None else config.actor.eps_clip
+    if isinstance(config, PPOConfig) and config.reward.remote_url:
+        args.reward.remote_url = config.reward.remote_url.split(",")
+    return args
+
+
+def _namespace(settings: Mapping[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{name: _namespace(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    )

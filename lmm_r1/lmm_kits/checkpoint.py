@@ -16,9 +16,8 @@ from lmm_r1.config.shared import RowReadingConfig
 from lmm_r1.data.images import Video, image_size, load_image, load_video, video_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of, with_images
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import adds_special_tokens, known_ids, placed
+from lmm_r1.lmm_kits.encoding import adds_special_tokens, as_plain_prompt, known_ids, placed, text_ids
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
-from lmm_r1.lmm_kits.plain_text import as_plain_prompt, text_ids
 from lmm_r1.lmm_kits.registry import kit_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ LINEAR_LAYER = "linear_attention"
 REPLACED_FUNCTIONS = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule")
 """What layers with this rule call in their module of transformers: the convolution and the rule.
 
-`models.packed.linear_attention` replaces both, because transformers passes the state of a packed sample on to the next.
+`models.packed.attention` replaces both, because transformers passes the state of a packed sample on to the next.
 """
 PACKED_MODULES = (
     "transformers.models.qwen3_5.modeling_qwen3_5",

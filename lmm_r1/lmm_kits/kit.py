@@ -13,6 +13,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     adds_special_tokens,
     any_of,
+    as_bordered_text,
+    as_text,
     bounded_image_size,
     channels_first,
     check_image_marks,
@@ -27,16 +29,7 @@ from lmm_r1.lmm_kits.encoding import (
     text_positions,
     video_metadata,
 )
-from lmm_r1.lmm_kits.kit_facts import (
-    Config,
-    EncodedPrompt,
-    KitFacts,
-    Media,
-    Processor,
-    RawMedia,
-    RouterScores,
-)
-from lmm_r1.lmm_kits.plain_text import as_bordered_text, as_text
+from lmm_r1.lmm_kits.kit_facts import Config, EncodedPrompt, KitFacts, Media, Processor, RawMedia, RouterScores
 
 if TYPE_CHECKING:
     import torch
@@ -167,13 +160,7 @@ class LmmKit(KitFacts, ABC):
             processor, messages, images=images, add_generation_prompt=add_generation_prompt, videos=videos
         )
 
-    def render(
-        self,
-        processor: Processor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-    ) -> list[int]:
+    def render(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
         """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading pixels."""
         processor, messages = as_text(self, processor, messages)
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)

@@ -24,8 +24,7 @@ from lmm_r1.lmm_kits.kit import LmmKit, RouterScores
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings
 
 TINY_TOKENS = TinyTokens(
-    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    chat_template=chatml({}, default_system=True),
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"), chat_template=chatml({}, default_system=True)
 )
 
 

@@ -33,8 +33,8 @@ KITS: dict[str, str] = {
     "llm": "lmm_r1.lmm_kits.llm:LanguageModelKit",
     "phi3_v": "lmm_r1.lmm_kits.phi3_v:Phi3VKit",
     "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal:Phi4MultimodalKit",
-    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen25VlKit",
-    "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen2VlKit",
+    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl:Qwen25VlKit",
+    "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl:Qwen2VlKit",
     "qwen3_5": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen35Kit",
     "qwen3_5_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen35MoeKit",
     "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlKit",
@@ -105,8 +105,7 @@ def _of_code(file: str) -> LmmKit:
 
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
     """Return the kit of the checkpoint at `model_path` (a folder or a hub name); raises UserError if there is none."""
-    kit = _given_or_stored(model_path)
-    return kit or get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
+    return _given_or_stored(model_path) or get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
 
 
 def _given_or_stored(model_path: str) -> LmmKit | None:

@@ -111,7 +111,7 @@ def _norm_kind(cls: type[torch.nn.Module], name: str, eps: float, shape: tuple[i
     # So small that epsilon counts.
     hidden = (eps**0.5 * torch.randn(4, *shape, generator=generator)).to(torch.bfloat16)
     weight = torch.randn(shape, generator=generator).to(torch.bfloat16)
-    probe = cls.__new__(cls)
+    probe = torch.nn.Module.__new__(cls)
     torch.nn.Module.__init__(probe)
     probe.weight = torch.nn.Parameter(weight, requires_grad=False)
     setattr(probe, name, eps)

@@ -22,11 +22,10 @@ from lmm_r1.host.models import HfDeepSpeedConfig, set_leaf_classes, set_z3_leaf_
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_unquantized, read_tensors
 from lmm_r1.models.adapters import add_adapters, language_layers, quantize_layers, stored_names
-from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
+from lmm_r1.models.image_features import GIB, KeptFeatures, join_windows, keep_features, multiply_patches
 from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.rope_scaling import check_rope, settle_rope
-from lmm_r1.models.vision_tower import join_windows, multiply_patches
 
 Buffers = Mapping[str, torch.Tensor]
 """A model's buffers by name, persistent or not, on the CPU."""
@@ -419,8 +418,7 @@ def _quantize(model: PreTrainedModel, kit: LmmKit, *, empty: bool) -> None:
                 "layer for; leave it out, and take --ds.lora.rank with --ds.zero_stage 3"
             )
     if not empty:
-        device = cpu.device()
-        quantize_layers(model, language_layers(model, kit), device=device)
+        quantize_layers(model, language_layers(model, kit), device=cpu.device())
 
 
 def resolve_attention(name: str, *, kit: LmmKit) -> str:

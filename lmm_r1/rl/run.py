@@ -14,9 +14,8 @@ from typing import Any
 import ray
 
 from lmm_r1 import cpu, quiet
-from lmm_r1.agents.environment import Environment
+from lmm_r1.agents.environment import Environment, load_environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
-from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes, run_environment, worker_runtime
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, model_paths
@@ -31,15 +30,15 @@ from lmm_r1.data.reading import told_prompt
 from lmm_r1.data.training_rows import KeptRows, PromptStream, check_prompt, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
-from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, settle_engines, without_sleep
+from lmm_r1.generation.request import check_turn_end, disagrees, with_correction
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken, check_weights, outlined_row
 from lmm_r1.lmm_kits.registry import KIT_FLAG, given_files
-from lmm_r1.models.value_model import head_name, stored_weight
+from lmm_r1.models.actor import head_name, stored_weight
 from lmm_r1.records.metrics import NO_CALLBACKS, Callbacks
 from lmm_r1.records.run_folder import STAGE_TITLES
 from lmm_r1.rl.advantages import estimator_named

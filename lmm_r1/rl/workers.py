@@ -28,15 +28,13 @@ from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.host.workers import BaseModelActor, offload_deepspeed_states, reload_deepspeed_states
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitModule, KitValueModel
 from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.image_features import FeatureCounts
-from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import Role, rl_settings
 from lmm_r1.models.packed.packing import stacked
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.losses import PolicyLoss, PolicyPass, value_loss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, merged

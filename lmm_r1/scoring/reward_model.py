@@ -13,13 +13,13 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, Media
 from lmm_r1.lmm_kits.checkpoint import check_weights, encode_row
-from lmm_r1.lmm_kits.plain_text import text_ids
+from lmm_r1.lmm_kits.encoding import text_ids
+from lmm_r1.models.actor import KitValueModel, head_name, stored_weight
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
-from lmm_r1.models.value_model import KitValueModel, head_name, stored_weight
 from remote_rm.responses import end_of_prompt
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import bordered_ids, encode_row, outlined_row, plain_ids
-from lmm_r1.lmm_kits.encoding import placed
-from lmm_r1.lmm_kits.plain_text import control_ids
+from lmm_r1.lmm_kits.encoding import control_ids, placed
 from lmm_r1.models.packed.packing import ModelSample
 
 # How SentencePiece writes a space; some tokenizers put one before each piece of text.

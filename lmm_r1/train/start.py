@@ -325,7 +325,10 @@ def check_same_run(fingerprint: Fingerprint, folder: Path) -> None:
     phrases = fingerprint.differences(earlier)
     if phrases:
         more = f"; and {len(phrases) - _SHOWN} more" if len(phrases) > _SHOWN else ""
-        raise UserError(f"{folder} holds checkpoints of another run: {'; '.join(phrases[:_SHOWN])}{more}; {ways}")
+        raise UserError(
+            f"{folder} holds checkpoints of another run: {'; '.join(phrases[:_SHOWN])}{more}; to continue that run, give "
+            f"what it has there; else {ways}"
+        )
 
 
 def _shown(value: object) -> str:

@@ -16,7 +16,7 @@ from helpers.original_checkpoints import (
 from helpers.tables import table
 
 from lmm_r1 import dotted
-from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.environment import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.cli.arguments import parse, parse_settings
 from lmm_r1.cli.convert_config import main

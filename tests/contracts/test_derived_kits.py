@@ -20,9 +20,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, Confirmation
 from lmm_r1.models import loading
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitValueModel
 from lmm_r1.models.loading import LoadSettings
-from lmm_r1.models.value_model import KitValueModel
 
 # What the checks find.
 VERDICTS: dict[str, dict[str, str]] = table("contracts/test_derived_kits", "verdicts")

@@ -7,8 +7,7 @@ from helpers.environments import malformed_turns
 from helpers.episodes import answers_of, coordinates_image, image_row, row_of, text_of, turn
 
 from lmm_r1.agents.calls import TOOL_BLOCK
-from lmm_r1.agents.environment import Answered, Environment
-from lmm_r1.agents.registry import ENVIRONMENTS, load_environment
+from lmm_r1.agents.environment import ENVIRONMENTS, Answered, Environment, load_environment
 from lmm_r1.agents.tool_environment import COUNTS, CropEnvironment, ToolEnvironment, zoom_tool
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 

@@ -13,7 +13,7 @@ from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row
 from lmm_r1.data.reading import RowReading
-from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.request import PromptCodec
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import RowClient, make_scorer

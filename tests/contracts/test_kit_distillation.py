@@ -14,8 +14,8 @@ from lmm_r1.lmm_kits import Checkpoint, get_kit
 from lmm_r1.models.distillation import Distillation, Divergence
 from lmm_r1.models.packed.attention import packing_refusal
 from lmm_r1.models.packed.packing import stacked
-from lmm_r1.supervised.kd import _check_same_media, _probes, check_same_tokens
 from lmm_r1.supervised.samples import encode_sample
+from lmm_r1.supervised.sft import _check_same_media, _probes, check_same_tokens
 
 DIVERGENCE = Divergence(name="jsd", beta=BETA, temperature=TEMPERATURE)
 

@@ -12,8 +12,8 @@ from helpers.tiny_models import LONGROPE, encode, with_longrope
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.generation.codec import LimitedCodec
 from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.request import LimitedCodec
 from lmm_r1.generation.transformers_engine import TransformersEngine, left_padded
 from lmm_r1.lmm_kits.registry import KITS, get_kit
 

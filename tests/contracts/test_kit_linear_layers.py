@@ -12,7 +12,7 @@ from helpers.tiny_models import build_experts, reshaped
 from lmm_r1.data import sample
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
-from lmm_r1.models.packed import linear_attention
+from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.sequence_parallel import check_heads
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -84,9 +84,9 @@ def test_so_they_are_for_a_language_model_with_such_layers(tiny_checkpoint, tmp_
 
 def check_exact(folder: Path, monkeypatch: pytest.MonkeyPatch, *, prompts: tuple[int, ...], **settings: Any) -> None:
     """Compare log-probs, entropies and gradients in double precision, and look that the trees are as deep as meant."""
-    depths, rule = [], linear_attention.gated_delta_rule
+    depths, rule = [], attention.gated_delta_rule
     monkeypatch.setattr(
-        linear_attention, "gated_delta_rule", lambda *inputs: (depths.append(max(inputs[-1].depths)), rule(*inputs))[1]
+        attention, "gated_delta_rule", lambda *inputs: (depths.append(max(inputs[-1].depths)), rule(*inputs))[1]
     )
     actors = make_actors(folder, **settings)
     for prompt in prompts:

@@ -13,7 +13,7 @@ from lmm_r1.data.messages import ImagePart, Message, PreferenceRow, Row, VideoPa
 from lmm_r1.data.row_parser import OWN_NAMES, parse_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.supervised.dpo import encode_pair
+from lmm_r1.supervised.pairs import encode_pair
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 CASE = Path(__file__).parents[1] / "data" / "cases" / "F04_image_in_assistant_turn.jsonl"

@@ -13,8 +13,7 @@ from helpers.value_models import make_value_model
 from lmm_r1.data.messages import Message, PreferenceRow
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised.dpo import PairSample, encode_pair, sides_for_model
-from lmm_r1.supervised.rm import RewardSample
+from lmm_r1.supervised.pairs import PairSample, RewardSample, encode_pair, sides_for_model
 from lmm_r1.supervised.samples import encode_sample
 
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(2, 112, 84)

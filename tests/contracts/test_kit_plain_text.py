@@ -12,7 +12,7 @@ from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_turn
-from lmm_r1.lmm_kits.plain_text import BORDER, MARK, text_ids
+from lmm_r1.lmm_kits.encoding import BORDER, MARK, text_ids
 from lmm_r1.supervised.samples import encode_sample
 
 PLAYING = kits_with("RL")

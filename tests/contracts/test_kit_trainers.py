@@ -22,15 +22,13 @@ from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SFTConfig, resolve
 from lmm_r1.data.messages import Message, PreferenceRow, Row
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.models.actor import KitValueModel
 from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.supervised.dpo import DPORun
-from lmm_r1.supervised.kd import KDRun
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.rm import RMRun
-from lmm_r1.supervised.sft import SFTRun
+from lmm_r1.supervised.pairs import DPORun, RMRun
+from lmm_r1.supervised.sft import KDRun, SFTRun
 
 STEPS = 2
 TRAINERS = {"sft": (SFTRun, SFTConfig), "dpo": (DPORun, DPOConfig), "rm": (RMRun, RMConfig), "kd": (KDRun, KDConfig)}

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
+from lmm_r1.models.actor import KitValueModel
 from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.packed.packing import ModelSample
-from lmm_r1.models.value_model import KitValueModel
 
 IMAGE_KITS = kits_with("images")
 WAYS = ("padded", "packed", "shared")

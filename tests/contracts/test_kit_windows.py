@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.lmm_kits import KITS, LmmKit, Media, get_kit
-from lmm_r1.models import vision_tower
+from lmm_r1.models import image_features
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.packed.varlen_kernel import varlen_kernel
-from lmm_r1.models.vision_tower import WINDOW_ATTENTION
+from lmm_r1.models.image_features import WINDOW_ATTENTION
+from lmm_r1.models.packed.layout import varlen_kernel
 
 WINDOWED = [name for name in KITS if get_kit(name).windowed_tower is not None]
 # Several windows each, the last ones cut; of a video, one for every step at least.
@@ -29,7 +29,7 @@ DOUBLE = 1e-12
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(vision_tower, "kernel_for", lambda *given, **settings: varlen_kernel())
+    monkeypatch.setattr(image_features, "kernel_for", lambda *given, **settings: varlen_kernel())
     varlen_kernel.cache_clear()
     yield
     varlen_kernel.cache_clear()
@@ -89,11 +89,11 @@ def test_a_run_of_windows_of_one_length_is_one_call(monkeypatch):
         batches.append(tuple(query.shape))
         return sdpa_attention_forward(module, query, *given, **settings)
 
-    monkeypatch.setattr(vision_tower, "sdpa_attention_forward", attend)
+    monkeypatch.setattr(image_features, "sdpa_attention_forward", attend)
     query, key, value = torch.randn(3, 1, 4, 11, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ends = torch.tensor([0, 2, 4, 7, 9, 11])
     module = torch.nn.Module()
-    found, _ = vision_tower._attention(
+    found, _ = image_features._attention(
         module, query, key, value, None, scaling=0.3, is_causal=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends
     )
     assert batches == [(2, 4, 2, 5), (1, 4, 3, 5), (2, 4, 2, 5)]

@@ -34,7 +34,7 @@ from lmm_r1.config import (
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.ppo import GPU_COUNTS
-from lmm_r1.host.seams import to_openrlhf_args
+from lmm_r1.host.strategy import to_openrlhf_args
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 

@@ -44,7 +44,7 @@ PATCHES = {
     "vllm.utils.cpu_triton_utils:expand_kernel": "lmm_r1.cpu:_mend_guesses",
     "ray._private.ray_constants:ENABLE_RAY_CLUSTER": "lmm_r1.cluster.nodes:on_loopback",
     "deepspeed.runtime.zero:Init": "lmm_r1.host.models:weights_alone_cast",
-    "deepspeed.comm.torch:build_shm_op": "lmm_r1.host.seams:prepare_training",
+    "deepspeed.comm.torch:build_shm_op": "lmm_r1.host.strategy:prepare_training",
     "deepspeed.runtime.engine:DeepSpeedEngine._do_optimizer_sanity_check": "lmm_r1.host.optimizer:passes_added_up",
     "deepspeed.runtime.engine:DeepSpeedEngine._configure_basic_optimizer": "lmm_r1.host.optimizer:eight_bit_adam",
 }
@@ -142,7 +142,7 @@ def test_nothing_of_openrlhf_is_replaced():
                 found.setdefault(source, []).append(attribute)
             elif root_name(target).startswith("importlib."):
                 found.setdefault(source, []).append(attribute)
-    assert found == {"host/seams.py": ["build_shm_op"]}
+    assert found == {"host/strategy.py": ["build_shm_op"]}
 
 
 @pytest.mark.parametrize(("upstream", "ours"), PATCHES.items())

@@ -14,11 +14,10 @@ from helpers.passes import next_log_probs
 from helpers.tiny_models import CORPUS, encode, make_actor
 
 from lmm_r1.data.sample import WeightSpan
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_arguments import CPU_BLOCK_SIZE, SCHEDULER
 from lmm_r1.generation.ray_engines import KitRolloutActor
-from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params, tokens_under_way
+from lmm_r1.generation.request import EngineWeights, PromptCodec, Request, Response, sampling_params, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor

@@ -9,8 +9,7 @@ from helpers.commands import SCRIPTS, STAGES, TRAINERS, printed_commands, traine
 from helpers.tables import table
 
 from lmm_r1 import dotted
-from lmm_r1.agents.environment import Environment
-from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.environment import Environment, load_environment
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_task import MakeTaskConfig
 from lmm_r1.cli.prepare_data import PrepareDataConfig

@@ -91,7 +91,7 @@ def by_hand(case: Case) -> Updates:
 
 
 def _pairs_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.dpo import encode_pair
+    from lmm_r1.supervised.pairs import encode_pair
 
     kit, processor = _kit_of(case)
     samples = [encode_pair(row, kit=kit, processor=processor, max_len=4096) for row in rows()]
@@ -116,7 +116,7 @@ def _pairs_by_hand(case: Case) -> Updates:
 
 
 def _rewards_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.rm import RewardEncoder
+    from lmm_r1.supervised.pairs import RewardEncoder
     from lmm_r1.supervised.samples import SFTSample
 
     kit, processor = _kit_of(case)
@@ -219,23 +219,22 @@ def _settings(case: Case) -> Any:
 
 def _ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
-    from lmm_r1.supervised import models as supervised_models
-    from lmm_r1.supervised.dpo import DPORun
-    from lmm_r1.supervised.rm import RMRun
+    from lmm_r1.supervised import start as supervised_start
+    from lmm_r1.supervised.pairs import DPORun, RMRun
 
     session = begun(_settings(case), steps=STEPS)
     run_class, found = {"pairs": (DPORun, rows()), "rewards": (RMRun, rows())}[case.kind]
-    load = supervised_models.KitActor
+    load = supervised_start.KitActor
 
     def with_adapters_as_by_hand(path: str, settings: LoadSettings, **own: Any) -> KitActor:
         actor = load(path, settings, **own)
         return _disturbed(actor) if settings.lora.rank else actor
 
-    supervised_models.KitActor = with_adapters_as_by_hand
+    supervised_start.KitActor = with_adapters_as_by_hand
     try:
         return updates_made(run_of(run_class, session, found))
     finally:
-        supervised_models.KitActor = load
+        supervised_start.KitActor = load
 
 
 def updates_made(run: Any) -> Updates:

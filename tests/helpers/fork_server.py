@@ -17,7 +17,7 @@ MODULES = (
     "vllm.v1.core.sched.scheduler",
     "vllm.v1.worker.cpu_model_runner",
     "lmm_r1.models.actor",
-    "lmm_r1.generation.codec",
+    "lmm_r1.generation.request",
 )
 _ROOT = Path(__file__).parents[2]
 # The first variable of a server: a process can only be given a title as long as that one stays in its place.

@@ -82,7 +82,7 @@ def ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
     from lmm_r1 import dotted
     from lmm_r1.config import KDConfig, resolve
-    from lmm_r1.supervised.kd import KDRun
+    from lmm_r1.supervised.sft import KDRun
 
     given = {"teacher.model_name_or_path": str(case.teacher), **FLAGS, **flags_of(case)}
     config = resolve(dotted.replace(KDConfig(), given))

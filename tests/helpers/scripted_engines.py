@@ -19,9 +19,9 @@ from vllm.sampling_params import RequestOutputKind
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings
+from lmm_r1.generation.request import PromptCodec
 
 ENGINE = EngineSettings(
     adapter=None,

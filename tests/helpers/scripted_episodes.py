@@ -11,9 +11,9 @@ from helpers.character_kit import END, PATCHES, PLACEHOLDER, CharacterKit, Chara
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import EpisodeSettings, end_tasks
 from lmm_r1.generation.episode_engine import EpisodeEngine
+from lmm_r1.generation.request import PromptCodec
 from lmm_r1.generation.vllm_engine import VllmEngine
 
 LIMITS = AgentConfig(max_turns=3, max_images=4, answer_s=5.0, overturn="keep")

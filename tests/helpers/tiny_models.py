@@ -18,9 +18,8 @@ from lmm_r1.config.shared import LoraConfig
 from lmm_r1.data.images import load_video
 from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec, get_kit
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitValueModel
 from lmm_r1.models.loading import LoadSettings
-from lmm_r1.models.value_model import KitValueModel
 
 _LORA = {"lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
 _LORA |= {name: name for name in ("target_modules", "use_rslora")}

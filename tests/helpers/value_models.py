@@ -12,7 +12,7 @@ from helpers.packed_batches import Batch
 from helpers.tiny_models import MAX_LEN, flat_value_model
 
 from lmm_r1.data.messages import Row, to_json
-from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.models.actor import KitValueModel
 from lmm_r1.scoring.reward_model import RewardModel
 
 HEAD = "score"

@@ -9,7 +9,7 @@ from helpers.judge_server import asked_of
 
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.response_scores import VerifierJudge
+from lmm_r1.scoring.sources import VerifierJudge
 from remote_rm.verifier import Item
 
 # Both sides are beyond the rules, and sympy expands the power for far longer than anyone waits.

@@ -63,7 +63,7 @@ def test_an_image_prompt_over_the_budget_is_skipped_counted_and_never_cut(train,
     Image.new("RGB", (56, 56)).save(tmp_path / "small.png")
     # With the default seed the first two rows drawn are 0 and 2, so the third takes the place of the skipped one.
     write_rows(tmp_path, with_image("large.png"), QUESTION, with_image("small.png"))
-    ended = train(data__overlong_prompts="skip")
+    ended = train(data__overlong_prompts="skip", data__overlong_images="keep")
     assert ended.code == 0, ended.stderr
     assert "(1 overlong prompts skipped)" in ended.stdout
     (metrics,) = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())

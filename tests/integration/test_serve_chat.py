@@ -17,7 +17,7 @@ from helpers.reward_servers import ROOT, everything
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from lmm_r1.scoring.response_scores import VerifierJudge
+from lmm_r1.scoring.sources import VerifierJudge
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,6 @@ def served(request, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> I
     if request.param == "llm":
         adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
         adapted.save_pretrained(model := tmp_path / "adapter")
-    # A fork of the warm Python would get no SIGTERM.
     command = [sys.executable, "-m", "lmm_r1.cli.serve_chat", "--model", str(model)]
     command += ["--name", "tiny", "--port", "0", "--port-file", str(tmp_path / "port"), "--token-env", "CHAT_KEY"]
     with tempfile.TemporaryDirectory() as folder:
@@ -75,10 +74,10 @@ def test_a_checkpoint_is_asked_over_http_and_may_be_a_judge(served: openai.OpenA
     with pytest.raises(openai.PermissionDeniedError) as refused:
         asked(served, extra_headers={"Host": "evil.example"})
     assert "localhost only" in refused.value.response.text
-    monkeypatch.setenv("CHAT_KEY", KEY)
+    monkeypatch.setenv("LLM_JUDGE_API_KEY", KEY)
     # A random model writes no verdict, so that the rule's stands.
     spec = f"llm_judge:judge_url={served.base_url},judge_model=tiny,judge_folder={tmp_path}"
-    spec += ',judge_key_env=CHAT_KEY,judge_body={"max_tokens": 4}'
+    spec += ',judge_body={"max_tokens": 4}'
     with VerifierJudge(spec, workers=1, item_timeout_seconds=5.0) as judge:
         (score,) = judge.judge([Item(prompt="q", response="<answer>the larger</answer>", label=r"\max(a, b)")])
     assert (score.score, score.parts["judged_by_rule"]) == (0.0, 1.0)

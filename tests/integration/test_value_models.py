@@ -19,7 +19,7 @@ from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.models.actor import KitValueModel
 
 KIT = "qwen2_5_vl"
 

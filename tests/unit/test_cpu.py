@@ -8,7 +8,7 @@ import torch
 
 from lmm_r1 import cpu
 from lmm_r1.cluster import run_environment
-from lmm_r1.host import seams
+from lmm_r1.host import strategy
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_with_cuda_nothing_is_touched(monkeypatch):
     before = torch.cuda.synchronize
     cpu.prepare_worker()
     cpu.prepare_process()
-    seams.prepare_training()
+    strategy.prepare_training()
     assert torch.cuda.synchronize is before
     assert cpu.worker_environment() == {cpu.BACKEND: "cuda"}
 

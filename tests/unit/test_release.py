@@ -1,4 +1,4 @@
-"""`make release VERSION=X.Y.Z` writes the version into both files, or nothing."""
+"""`make release VERSION=X.Y.Z` writes the version into all files that have it, or nothing."""
 
 import subprocess
 import sys
@@ -9,13 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = '[project]\nname = "x"\nversion = "0.9.1"\n'
+INSTALLATION = 'pip install "dist/lmm_r1-0.9.1-py3-none-any.whl"\n'
 CHANGES = "# Changes\n\n## Unreleased\n\nAdded\n\n## 0.9.1\n"
+FILES = {"pyproject.toml": PROJECT, "remote_rm/pyproject.toml": PROJECT, "docs/installation.md": INSTALLATION}
 
 
-def release(folder: Path, version: str, *, changes: str = CHANGES) -> str:
+def release(folder: Path, version: str, *, changes: str = CHANGES, page: str = INSTALLATION) -> str:
     """Run the command in a folder and return what it refuses, empty if nothing."""
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "CHANGELOG.md").write_text(changes)
+    for name, text in {**FILES, "docs/installation.md": page, "CHANGELOG.md": changes}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     command = [sys.executable, ROOT / ".ci/release.py", version, "--root", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == (not done.stderr)
@@ -24,20 +27,22 @@ def release(folder: Path, version: str, *, changes: str = CHANGES) -> str:
 
 def test_the_version_and_its_changes_are_written(tmp_path):
     assert release(tmp_path, "0.10.0") == ""
-    assert (tmp_path / "pyproject.toml").read_text() == PROJECT.replace("0.9.1", "0.10.0")
+    for name, text in FILES.items():
+        assert (tmp_path / name).read_text() == text.replace("0.9.1", "0.10.0")
     heading = f"## 0.10.0 ({date.today().isoformat()})"
     assert (tmp_path / "CHANGELOG.md").read_text() == CHANGES.replace("## Unreleased", heading)
 
 
 @pytest.mark.parametrize(
-    ("version", "changes", "said"),
+    ("version", "changes", "page", "said"),
     [
-        ("0.9.1", CHANGES, "VERSION 0.9.1 must be three numbers, X.Y.Z, above 0.9.1"),
-        ("v1.0", CHANGES, "VERSION v1.0 must be three numbers"),
-        ("1.0.0", "# Changes\n\n## 0.9.1\n", "must have one heading '## Unreleased'"),
+        ("0.9.1", CHANGES, INSTALLATION, "VERSION 0.9.1 must be three numbers, X.Y.Z, above 0.9.1"),
+        ("v1.0", CHANGES, INSTALLATION, "VERSION v1.0 must be three numbers"),
+        ("1.0.0", "# Changes\n\n## 0.9.1\n", INSTALLATION, "must have one heading '## Unreleased'"),
+        ("1.0.0", CHANGES, "pip install lmm_r1\n", "docs/installation.md must have lmm_r1-0.9.1-py3 once"),
     ],
 )
-def test_what_cannot_be_released_changes_nothing(version, changes, said, tmp_path):
-    assert said in release(tmp_path, version, changes=changes)
+def test_what_cannot_be_released_changes_nothing(version, changes, page, said, tmp_path):
+    assert said in release(tmp_path, version, changes=changes, page=page)
     assert (tmp_path / "pyproject.toml").read_text() == PROJECT
     assert (tmp_path / "CHANGELOG.md").read_text() == changes

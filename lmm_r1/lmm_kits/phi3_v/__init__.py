@@ -32,13 +32,17 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_image_marks, check_tokens
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
-from lmm_r1.lmm_kits.phi3_v.modeling import CLIP_LAYERS, Phi3VConfig, Phi3VForCausalLM, Phi3VModel, Phi3VVisionTower
-from lmm_r1.lmm_kits.phi3_v.processing import (
+from lmm_r1.lmm_kits.phi3_v.modeling import (
+    CLIP_LAYERS,
     CROP,
     IMAGE_TAG,
     IMAGE_TOKEN,
+    Phi3VConfig,
+    Phi3VForCausalLM,
     Phi3VImageProcessor,
+    Phi3VModel,
     Phi3VProcessor,
+    Phi3VVisionTower,
     tokens_of_grid,
 )
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyModelSpec, TinyTokens, show_places, text_settings

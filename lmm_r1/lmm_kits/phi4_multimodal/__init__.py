@@ -20,12 +20,15 @@ from transformers import (
     Phi4MultimodalProcessor,
     PreTrainedTokenizerBase,
 )
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
+    Phi4MultimodalAudioAttention,
+    Phi4MultimodalVisionAttention,
+)
 
 from lmm_r1.data.messages import Message, TextPart
 from lmm_r1.lmm_kits.encoding import check_tokens
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import LmmKit, Media
-from lmm_r1.lmm_kits.phi4_multimodal import towers
 from lmm_r1.lmm_kits.tiny_model import (
     HEAD_DIM,
     VISION_LAYERS,
@@ -36,16 +39,86 @@ from lmm_r1.lmm_kits.tiny_model import (
     text_settings,
 )
 
+IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
+AUDIO_EMBED = "model.embed_tokens_extend.audio_embed."
+VISION_TOWER = f"{IMAGE_EMBED}img_processor."
+# The release's tokenizer names <|endoftext|> its end token, yet every turn of its chat ends with this one.
+TURN_END = "<|end|>"
+
+
+def attend_bidirectionally(model: torch.nn.Module) -> None:
+    """Stop the encoders' attention from being causal.
+
+    Transformers 5.15 marks it causal, and SDPA and flash-attn follow that if they get no mask: attention in an image without
+    padding was causal unless another crop of the batch had padding.
+    """
+    for module in model.modules():
+        if isinstance(module, (Phi4MultimodalVisionAttention, Phi4MultimodalAudioAttention)):
+            module.is_causal = False
+
+
+def dead_prefixes(config: Phi4MultimodalConfig) -> tuple[str, ...]:
+    """Return the prefixes of the parameters that none of our losses reaches."""
+    # The projector reads `feature_layer` of the embeddings' and all layers' outputs.
+    layers_made = config.vision_config.num_hidden_layers
+    unused = range(range(layers_made + 1)[config.vision_config.feature_layer], layers_made)
+    layers = (f"{VISION_TOWER}encoder.layers.{index}." for index in unused)
+    return (AUDIO_EMBED, f"{VISION_TOWER}head.", f"{VISION_TOWER}post_layernorm.", *layers)
+
+
+MEDIA_KEYS = ("image_pixel_values", "image_sizes", "image_attention_mask")
+
+
+def crop_grid(image_size: torch.Tensor, *, crop_size: int) -> tuple[int, int]:
+    """Return the rows and columns of an image's grid of crops, from its (height, width) in pixels."""
+    height, width = image_size.tolist()
+    return height // crop_size, width // crop_size
+
+
+def num_placeholders(crop_masks: torch.Tensor, *, grid: tuple[int, int]) -> int:
+    """Return how many tokens an image takes: the grid and the whole picture with their row ends, and one between.
+
+    Args:
+        crop_masks: patches that show image, (crops, S, S), that of the whole picture first.
+    """
+    rows, columns = grid
+    # Which tokens of the grid show image and not padding.
+    halved = crop_masks[1 : 1 + rows * columns, ::2, ::2].bool()
+    side = halved.shape[-1]
+    mask = halved.reshape(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
+    return _with_row_ends(int(mask[:, 0].sum()), int(mask[0].sum()), side=crop_masks.shape[-1])
+
+
+def _with_row_ends(rows: int, columns: int, *, side: int) -> int:
+    half = (side + 1) // 2
+    return rows * (columns + 1) + 1 + half * (half + 1)
+
+
+def tokens_of_size(settings: Phi4MultimodalImageProcessor, width: int, height: int) -> int:
+    """Return how many tokens an image of this size takes; raises ValueError for one that is refused."""
+    crop, patch = settings.size["height"], settings.patch_size
+    side = crop // patch
+    # A tensor without memory, because only its size matters.
+    image = torch.empty(3, height, width, device="meta")
+    padded, _ = settings.dynamic_preprocess(image, crop, patch, side, max_num=settings.dynamic_hd)
+    scale = min(whole / own for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True))
+    counts = []
+    for whole, own in zip(padded.shape[1:], image.shape[1:], strict=True):
+        patches = whole // patch - (whole - int(own * scale)) // patch
+        counts.append(sum(place % side % 2 == 0 for place in range(patches)))
+    return _with_row_ends(*counts, side=side)
+
+
 logger = logging.getLogger(__name__)
 
 VISION_ADAPTER_FOLDER = "vision-lora"
 IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
 TINY_TOKENS = TinyTokens(
     special=(
-        *("<|endoftext|>", IMAGE_TOKEN, AUDIO_TOKEN, "<|assistant|>", towers.TURN_END),
+        *("<|endoftext|>", IMAGE_TOKEN, AUDIO_TOKEN, "<|assistant|>", TURN_END),
         *("<|user|>", "<|system|>", "<|tool|>", "<|/tool|>"),
     ),
-    end=towers.TURN_END,
+    end=TURN_END,
     names={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN},
     # No default system turn, no line breaks between turns, nothing between two adjacent images.
     chat_template="""\
@@ -87,27 +160,27 @@ class Phi4MultimodalKit(LmmKit):
     config_class = Phi4MultimodalConfig
     model_class = Phi4MultimodalForCausalLM
     processor_class = Phi4MultimodalProcessor
-    media_keys = towers.MEDIA_KEYS
+    media_keys = MEDIA_KEYS
     # As in the processor, an empty crop is zeros, all of them unmasked: with all of it masked, its positions would be a
     # division by zero and some attention kernels would return NaN. The result of an empty crop is not used.
     padded_media = {"image_pixel_values": 0, "image_attention_mask": 1}
-    vision_prefixes = (towers.VISION_TOWER,)
+    vision_prefixes = (VISION_TOWER,)
     projector_prefixes = (
-        f"{towers.IMAGE_EMBED}img_projection_",
-        f"{towers.IMAGE_EMBED}global_img_feature_extensor",
-        f"{towers.IMAGE_EMBED}sub_img_feature_extensor",
+        f"{IMAGE_EMBED}img_projection_",
+        f"{IMAGE_EMBED}global_img_feature_extensor",
+        f"{IMAGE_EMBED}sub_img_feature_extensor",
     )
     feature_points = (
         FeaturePoint(
-            owner=towers.IMAGE_EMBED.removesuffix("."),
+            owner=IMAGE_EMBED.removesuffix("."),
             method="get_img_features",
             pixels="img_embeds",
             beside=("attention_mask",),
         ),
     )
     language_prefixes = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
-    # The last layers of the vision tower belong here too; their number depends on the config (`towers.dead_prefixes`).
-    untrained_prefixes = (towers.AUDIO_EMBED, f"{towers.VISION_TOWER}head.", f"{towers.VISION_TOWER}post_layernorm.")
+    # The last layers of the vision tower belong here too; their number depends on the config (`dead_prefixes`).
+    untrained_prefixes = (AUDIO_EMBED, f"{VISION_TOWER}head.", f"{VISION_TOWER}post_layernorm.")
     # The projection runs once per image, so ranks with different numbers of images would gather its weights out of step.
     zero3_leaf_classes = ("Phi4MultimodalImageEmbedding",)
     tiny_tokens = TINY_TOKENS
@@ -129,8 +202,8 @@ class Phi4MultimodalKit(LmmKit):
         layers after the one whose output is used (`feature_layer`, the last but one in the release).
         """
         super().adapt(model)
-        towers.attend_bidirectionally(model)
-        dead = towers.dead_prefixes(model.config)
+        attend_bidirectionally(model)
+        dead = dead_prefixes(model.config)
         for name, weight in model.named_parameters():
             if name.startswith(dead):
                 weight.requires_grad_(False)
@@ -138,8 +211,8 @@ class Phi4MultimodalKit(LmmKit):
 
     def prepare_processor(self, processor: Phi4MultimodalProcessor, path: str) -> None:
         """Set the end token to the one that ends a turn; raises UserError if the tokenizer lacks it."""
-        check_tokens(processor.tokenizer, {towers.TURN_END}, path=path)
-        processor.tokenizer.eos_token = towers.TURN_END
+        check_tokens(processor.tokenizer, {TURN_END}, path=path)
+        processor.tokenizer.eos_token = TURN_END
 
     def pixel_limits(self, processor: Phi4MultimodalProcessor) -> tuple[int, int]:
         """Return 1 and the pixels of the processor's largest number of crops."""
@@ -147,7 +220,7 @@ class Phi4MultimodalKit(LmmKit):
         return 1, image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
 
     def tokens_of_size(self, processor: Phi4MultimodalProcessor, width: int, height: int) -> int:
-        return towers.tokens_of_size(processor.image_processor, width, height)
+        return tokens_of_size(processor.image_processor, width, height)
 
     def apply_template(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -183,7 +256,7 @@ class Phi4MultimodalKit(LmmKit):
             "image_sizes": torch.tensor([[vision.crop_size, vision.crop_size]]),
             "image_attention_mask": mask,
         }
-        return [vision.image_token_id] * towers.num_placeholders(mask[0], grid=(1, 1)), media
+        return [vision.image_token_id] * num_placeholders(mask[0], grid=(1, 1)), media
 
     def language_model_of(self, model: Phi4MultimodalForCausalLM) -> Phi4MultimodalModel:
         return model.model
@@ -239,9 +312,9 @@ class Phi4MultimodalKit(LmmKit):
     def tune_tiny(self, model: Phi4MultimodalForCausalLM, spec: TinyModelSpec) -> None:
         """Initialise the tower's matrices again: the class gives them a variance of 1, with which nothing can be learned."""
         for name, weight in model.named_parameters():
-            if name.startswith(towers.VISION_TOWER) and weight.dim() > 1 and "embedding" not in name:
+            if name.startswith(VISION_TOWER) and weight.dim() > 1 and "embedding" not in name:
                 torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
-        show_places(model.get_parameter(f"{towers.VISION_TOWER}embeddings.position_embedding.weight"))
+        show_places(model.get_parameter(f"{VISION_TOWER}embeddings.position_embedding.weight"))
 
     def tiny_parts(self) -> dict[str, object]:
         return {"image_processor": Phi4MultimodalImageProcessor(), "audio_processor": Phi4MultimodalFeatureExtractor()}

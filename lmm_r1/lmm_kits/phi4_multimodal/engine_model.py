@@ -24,7 +24,7 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate
 from vllm.sequence import IntermediateTensors
 
-from lmm_r1.lmm_kits.phi4_multimodal.towers import (
+from lmm_r1.lmm_kits.phi4_multimodal import (
     AUDIO_EMBED,
     IMAGE_EMBED,
     MEDIA_KEYS,

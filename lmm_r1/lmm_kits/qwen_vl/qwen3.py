@@ -138,11 +138,7 @@ class Qwen3VlMoeKit(DeepstackKit):
     takes_4bit = False
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
-        return {
-            **super().tiny_text(spec),
-            **tiny_mixture(spec),
-            "norm_topk_prob": True,
-        }
+        return {**super().tiny_text(spec), **tiny_mixture(spec), "norm_topk_prob": True}
 
 
 # Files have experts as the releases do, (E, in, out), and the model (E, out, in). Transformers 5.15 itself writes the model's

@@ -19,9 +19,8 @@ from transformers import PretrainedConfig
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitModule
 from lmm_r1.models.image_features import settings_of_chance
-from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.packed.packing import ModelSample
 
 if TYPE_CHECKING:
@@ -185,7 +184,8 @@ def model_samples(samples: Sequence[CheckSample]) -> list[ModelSample]:
 
 
 def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str) -> None:
-    off, tolerance = _off(together, alone), _tolerance(model)
+    half = next(model.model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    off, tolerance = _off(together, alone), HALF_PRECISION if half else SINGLE_PRECISION
     if off <= tolerance:
         return
     flags = "leave --ds.packing_samples out"
@@ -208,11 +208,6 @@ def _off(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tor
     if dist.is_initialized():
         dist.all_reduce(off, op=dist.ReduceOp.MAX)
     return off
-
-
-def _tolerance(model: KitModule) -> float:
-    half = next(model.model.parameters()).dtype in (torch.bfloat16, torch.float16)
-    return HALF_PRECISION if half else SINGLE_PRECISION
 
 
 @contextmanager

@@ -29,8 +29,7 @@ from lmm_r1.files.json_files import (
     write_json_object,
 )
 from lmm_r1.generation.engine import Outcome
-from lmm_r1.scoring.response_scores import ResponseScorer
-from lmm_r1.scoring.sources import RewardFailed
+from lmm_r1.scoring.sources import ResponseScorer, RewardFailed
 from remote_rm.verifier import Score
 
 INDEX = "index"

@@ -37,10 +37,9 @@ from lmm_r1.generation.engine import (
 )
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_embeddings, check_pixel_bounds, check_weights
-from lmm_r1.lmm_kits.plain_text import text_ids
+from lmm_r1.lmm_kits.encoding import text_ids
 from lmm_r1.records.run_folder import trained_reading
-from lmm_r1.scoring.response_scores import RemoteScorer, ResponseScorer, RewardModelScorer
-from lmm_r1.scoring.sources import make_judge
+from lmm_r1.scoring.sources import RemoteScorer, ResponseScorer, RewardModelScorer, make_judge
 from lmm_r1.tools.batch import INDEX, MESSAGES, JobTotals, RowLog, load_responses, run_job, select, with_paths
 from remote_rm.client import RewardUnavailable
 from remote_rm.redaction import hidden_settings

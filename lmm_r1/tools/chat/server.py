@@ -16,8 +16,8 @@ from lmm_r1 import quiet
 from lmm_r1.config.generation import ServeChatConfig
 from lmm_r1.data.media_access import MEGAPIXELS
 from lmm_r1.files.atomic import write_atomically
-from lmm_r1.generation.codec import LimitedCodec
 from lmm_r1.generation.engine import check_backend, merged_checkpoint
+from lmm_r1.generation.request import LimitedCodec
 from lmm_r1.tools.chat import engine_settings, model_name
 from remote_rm.service.access import HostGate, is_local
 

@@ -18,8 +18,7 @@ from lmm_r1.data.preferences import holds_pairs, read_pairs
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.response_scores import VerifierJudge
-from lmm_r1.scoring.sources import SourceJudge, make_judge
+from lmm_r1.scoring.sources import SourceJudge, VerifierJudge, make_judge
 from lmm_r1.tools.data_check.contents import (
     COMMON,
     KINDS,

@@ -28,9 +28,9 @@ from lmm_r1.data.messages import (
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings, check_images_taken, encode_row
-from lmm_r1.lmm_kits.plain_text import control_texts
-from lmm_r1.scoring.response_scores import VerifierJudge
-from lmm_r1.supervised.dpo import check_response
+from lmm_r1.lmm_kits.encoding import control_texts
+from lmm_r1.scoring.sources import VerifierJudge
+from lmm_r1.supervised.pairs import check_response
 from lmm_r1.supervised.samples import check_sample, loss_turns
 from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.composition import Composition

@@ -55,8 +55,7 @@ from lmm_r1.lmm_kits.checkpoint import (
     check_weights,
 )
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
-from lmm_r1.scoring.response_scores import VerifierJudge
-from lmm_r1.scoring.sources import SourceJudge, make_judge
+from lmm_r1.scoring.sources import SourceJudge, VerifierJudge, make_judge
 from lmm_r1.tools.evaluation.board import CheckpointResponses, MeasuredFile
 from lmm_r1.tools.evaluation.rows import file_rows, get_suite, judge_responses, suite_rows
 from lmm_r1.tools.evaluation.scores import check_reward_parts, default_verifiers

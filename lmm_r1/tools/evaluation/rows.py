@@ -18,8 +18,7 @@ from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.records.responses import JudgedResponse, VerifierVerdict, by_row, read_responses
-from lmm_r1.scoring.response_scores import VerifierJudge
-from lmm_r1.scoring.sources import SourceJudge, sum_of
+from lmm_r1.scoring.sources import SourceJudge, VerifierJudge, sum_of
 from lmm_r1.tools.evaluation.board import CheckpointResponses, MeasuredFile
 from lmm_r1.tools.evaluation.scores import environment_scores, episode_of, powers_of_two
 from lmm_r1.tools.recipes import (

@@ -17,12 +17,11 @@ from torch.utils._pytree import MappingKey, tree_flatten_with_path, tree_leaves
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.actor import KitActor, KitValueModel
 from lmm_r1.models.adapters import adapted_layers, language_layers, layer_weights, packed_bytes
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.output_layer import two_slices
 from lmm_r1.models.packed.packing import ModelSample
-from lmm_r1.models.value_model import KitValueModel
 
 _INDEXED = (torch.ops.aten.index.Tensor,)
 _DEVICE = torch.ops.prim.device.default

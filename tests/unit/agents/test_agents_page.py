@@ -7,9 +7,9 @@ import pytest
 from helpers.conversations import message, row
 from helpers.episodes import coordinates_image, image_row, images_in, play, text_of
 
-from lmm_r1.agents.http_tool import HttpTool
-from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.environment import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment
+from lmm_r1.agents.tools import HttpTool
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("environments", "tools", "crop"))

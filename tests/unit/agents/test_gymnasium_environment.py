@@ -8,7 +8,7 @@ from helpers.conversations import message, row
 from helpers.episodes import images_in, play, text_of
 from helpers.tables import table
 
-from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.environment import load_environment
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
 

@@ -11,10 +11,9 @@ from aiohttp.test_utils import TestServer
 from helpers.episodes import coordinates_image, image_row
 from PIL import Image
 
-from lmm_r1.agents import http_tool
+from lmm_r1.agents import tools
 from lmm_r1.agents.calls import BadCall
-from lmm_r1.agents.http_tool import HttpTool
-from lmm_r1.agents.tools import EpisodeImages, PixelBounds, ToolFailed
+from lmm_r1.agents.tools import EpisodeImages, HttpTool, PixelBounds, ToolFailed
 from lmm_r1.errors import UserError
 
 ROW = image_row(coordinates_image(6, 4))
@@ -91,7 +90,7 @@ def test_a_service_can_say_what_was_wrong_with_a_call():
 
 
 def test_an_endless_reply_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(http_tool, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(tools, "_MOST_BYTES", 1000)
     with pytest.raises(ToolFailed, match="^its service answered with more than 1000 bytes$"):
         call(answering(json.dumps({"text": "x" * 2000})))
 

@@ -1,7 +1,7 @@
 import pytest
 from helpers.episodes import image_row, play, text_of
 
-from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.environment import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
 from lmm_r1.errors import UserError
 

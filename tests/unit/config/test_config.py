@@ -11,7 +11,7 @@ from lmm_r1.config import KDConfig, PPOConfig, SFTConfig, resolve, to_yaml, unpl
 from lmm_r1.config.run_rows import row_reading
 from lmm_r1.data.reading import shipped_prompt
 from lmm_r1.errors import UserError
-from lmm_r1.host.seams import to_openrlhf_args
+from lmm_r1.host.strategy import to_openrlhf_args
 from lmm_r1.records.run_folder import trained_reading
 
 ONE_GPU = table("config/config", "one_gpu")

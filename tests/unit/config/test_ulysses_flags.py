@@ -5,7 +5,7 @@ import pytest
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.errors import UserError
-from lmm_r1.host.seams import to_openrlhf_args
+from lmm_r1.host.strategy import to_openrlhf_args
 
 
 def ppo(**changes: object) -> PPOConfig:

@@ -20,7 +20,7 @@ from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.generation.branching import BranchingRollout
+from lmm_r1.generation.executors import BranchingRollout
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.batching import PassLimits, forward_passes, tree_tokens
 from lmm_r1.rl.samples import TrainingSample

@@ -16,7 +16,7 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import (
+from lmm_r1.generation.request import (
     CORRECTION,
     PromptCodec,
     TextStream,

@@ -14,8 +14,7 @@ from helpers.conversations import message, row
 from helpers.scripted_engines import LIMITS, play_group
 from PIL import Image
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
-from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions, load_environment
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart

@@ -16,11 +16,10 @@ from helpers.samples import media_ref
 from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.generation.ray_engines import KitRolloutActor
-from lmm_r1.generation.request import EngineWeights
+from lmm_r1.generation.request import EngineWeights, PromptCodec
 from lmm_r1.scoring import ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score

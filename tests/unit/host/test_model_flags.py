@@ -14,11 +14,10 @@ from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from lmm_r1.config.supervised import KDConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host import strategy
-from lmm_r1.host.seams import to_openrlhf_args
-from lmm_r1.host.strategy import make_strategy
+from lmm_r1.host.strategy import make_strategy, to_openrlhf_args
 from lmm_r1.models.loading import LoadSettings, load_settings, trained_settings
 from lmm_r1.rl import workers
-from lmm_r1.supervised import models
+from lmm_r1.supervised import start as supervised_start
 
 LOADED = {
     "ds.attn_implementation": "eager",
@@ -90,7 +89,7 @@ WORKERS = {
 
 def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a role's start hands to DeepSpeed."""
-    for module, name in ((models, "KitActor"), (workers, "KitActor"), (workers, "KitValueModel")):
+    for module, name in ((supervised_start, "KitActor"), (workers, "KitActor"), (workers, "KitValueModel")):
         monkeypatch.setattr(module, name, Model)
     monkeypatch.setattr(workers, "Checkpoint", lambda *given, **settings: SimpleNamespace(processor=None))
     is_sft = role == "sft"
@@ -98,7 +97,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
     config = dotted.replace(SFTConfig() if is_sft else PPOConfig(), given | flags)
     own = Strategy(args=to_openrlhf_args(config), config=config)
     if is_sft:
-        start = partial(models.prepare_policy, session_of(config, own, steps=7))
+        start = partial(supervised_start.prepare_policy, session_of(config, own, steps=7))
     else:
         worker = object.__new__(WORKERS[role])
         worker._setup_distributed = partial(setattr, worker, "strategy")
@@ -244,7 +243,7 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
     def begin(**given: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr(strategy.seams, "prepare_training", lambda: None)
+    monkeypatch.setattr(strategy, "prepare_training", lambda: None)
     monkeypatch.setattr(strategy, "set_seed", lambda seed: calls.append(("seed", seed)))
     monkeypatch.setattr(strategy, "enable_full_determinism", lambda seed: calls.append(("deterministic", seed)))
     monkeypatch.setattr(strategy.cpu, "own_cuda", lambda: True)

@@ -12,7 +12,7 @@ from lmm_r1.lmm_kits.delta_rule import (
     gated_delta_rule,
     one_token_each,
 )
-from lmm_r1.models.packed.linear_attention import by_depth
+from lmm_r1.models.packed.attention import by_depth
 
 EXACT = {"atol": 1e-12, "rtol": 0}
 CPU = torch.device("cpu")

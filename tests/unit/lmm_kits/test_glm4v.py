@@ -13,7 +13,7 @@ from transformers import Glm4vConfig, Glm4vForConditionalGeneration
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from lmm_r1.data.messages import Message
-from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.request import PromptCodec
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 

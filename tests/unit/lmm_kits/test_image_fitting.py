@@ -11,7 +11,7 @@ from lmm_r1.config import DPOConfig, SFTConfig
 from lmm_r1.data.messages import ImagePart, PreferenceRow, images_of
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, encode_row, outlined_row
-from lmm_r1.supervised.dpo import PairEncoder
+from lmm_r1.supervised.pairs import PairEncoder
 from lmm_r1.supervised.sft import RowEncoder
 
 # Of the released checkpoints, where a token is a square of 28 x 28 pixels.

@@ -13,8 +13,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VConfig, Phi3VForCausalLM, lay_out
-from lmm_r1.lmm_kits.phi3_v.processing import CLIP_MEAN, CLIP_STD, Phi3VImageProcessor, hd_transform
+from lmm_r1.lmm_kits.phi3_v.modeling import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Phi3VConfig,
+    Phi3VForCausalLM,
+    Phi3VImageProcessor,
+    hd_transform,
+    lay_out,
+)
 
 KIT = get_kit("phi3_v")
 WIDE = picture(200, 99)

@@ -7,8 +7,7 @@ from helpers.tiny_models import encode
 from transformers import Phi4MultimodalImageProcessor
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import get_kit, kit_of
-from lmm_r1.lmm_kits.phi4_multimodal import towers
+from lmm_r1.lmm_kits import get_kit, kit_of, phi4_multimodal
 
 KIT = get_kit("phi4_multimodal")
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
@@ -56,8 +55,8 @@ def test_an_images_features_do_not_depend_on_the_padding_of_its_neighbours(folde
 )
 def test_placeholders_are_counted_by_hand_and_as_the_processor_counts_them(size, grid, placeholders):
     batch = Phi4MultimodalImageProcessor()([picture(*size)], return_tensors="pt")
-    assert towers.crop_grid(batch["image_sizes"][0], crop_size=448) == grid
-    assert towers.num_placeholders(batch["image_attention_mask"][0], grid=grid) == placeholders
+    assert phi4_multimodal.crop_grid(batch["image_sizes"][0], crop_size=448) == grid
+    assert phi4_multimodal.num_placeholders(batch["image_attention_mask"][0], grid=grid) == placeholders
     assert batch["num_img_tokens"].tolist() == [placeholders]
 
 

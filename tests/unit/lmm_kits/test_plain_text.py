@@ -12,7 +12,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.row_parser import OWN_NAMES, parse_row
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
-from lmm_r1.lmm_kits.plain_text import control_texts, text_ids
+from lmm_r1.lmm_kits.encoding import control_texts, text_ids
 
 KIT = get_kit("llm")
 TEMPLATE = (

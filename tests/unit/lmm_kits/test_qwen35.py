@@ -18,7 +18,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from lmm_r1.config.shared import Speculation
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import check_turn_end
+from lmm_r1.generation.request import check_turn_end
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 

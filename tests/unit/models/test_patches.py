@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmm_r1.models.vision_tower import multiply_patches
+from lmm_r1.models.image_features import multiply_patches
 
 
 def embedding(**settings: object) -> torch.nn.Sequential:

@@ -18,7 +18,7 @@ from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.ppo import EstimatorName
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.host.seams import to_openrlhf_args
+from lmm_r1.host.strategy import to_openrlhf_args
 from lmm_r1.models.packed.packing import stacked
 from lmm_r1.rl.advantages import (
     ESTIMATORS,

@@ -10,7 +10,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.host.seams import to_openrlhf_args
+from lmm_r1.host.strategy import to_openrlhf_args
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.losses import estimated_kl
 from lmm_r1.rl.outputs import shape_rewards

@@ -13,9 +13,9 @@ from helpers.tables import table
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings
+from lmm_r1.generation.request import PromptCodec
 from lmm_r1.scoring import Moment, ScoredResponse, Scorer
 from lmm_r1.scoring.sources import make_scorer
 

@@ -1,7 +1,7 @@
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.response_scores import VerifierJudge
+from lmm_r1.scoring.sources import VerifierJudge
 
 
 def test_a_judge_that_cannot_be_asked_is_a_user_error(tmp_path):

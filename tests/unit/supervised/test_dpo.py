@@ -24,9 +24,9 @@ from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
 from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.models.loading import LoadSettings
-from lmm_r1.supervised import models
-from lmm_r1.supervised.dpo import DPORun, PairBatch, PairEncoder, PairSample, sides_for_model
-from lmm_r1.supervised.models import prepare_reference
+from lmm_r1.supervised import start
+from lmm_r1.supervised.pairs import DPORun, PairBatch, PairEncoder, PairSample, sides_for_model
+from lmm_r1.supervised.start import prepare_reference
 
 config = partial(configured, DPOConfig)
 
@@ -152,8 +152,8 @@ class Strategy(SimpleNamespace):
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "KitActor", Model)
-    monkeypatch.setattr(models, "check_packing", lambda *model, **settings: None)
+    monkeypatch.setattr(start, "KitActor", Model)
+    monkeypatch.setattr(start, "check_packing", lambda *model, **settings: None)
 
 
 def settled(**flags: object) -> DPOConfig:

@@ -9,7 +9,7 @@ from lmm_r1.config import DPOConfig
 from lmm_r1.data.messages import PreferenceRow, TextPart, images_of
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.dpo import DPORun
+from lmm_r1.supervised.pairs import DPORun
 
 PROMPT = [{"role": "user", "content": "1?"}]
 ROW = {"prompt": PROMPT, "chosen": "2", "rejected": "3"}

@@ -15,10 +15,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.distillation import Divergence
 from lmm_r1.models.packed.packing import ModelSample, stacked
-from lmm_r1.supervised import kd
-from lmm_r1.supervised.kd import KDRun, check_same_tokens
+from lmm_r1.supervised import sft
 from lmm_r1.supervised.samples import SFTSample
-from lmm_r1.supervised.sft import RowEncoder
+from lmm_r1.supervised.sft import KDRun, RowEncoder, check_same_tokens
 
 
 class TableActor(PlayedEngine):
@@ -125,8 +124,8 @@ class PictureKit(CharacterKit):
 @pytest.mark.parametrize("teacher", [PictureKit(patches=4), PictureKit(scale=0.5)])
 def test_a_processor_that_makes_something_else_of_images_is_refused(teacher):
     ours, theirs = (SimpleNamespace(kit=kit, processor=None, path="s") for kit in (PictureKit(), teacher))
-    kd._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
+    sft._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
     with pytest.raises(
         UserError, match="^--teacher.model_name_or_path t: its processor makes other tokens or tensors of images "
     ):
-        kd._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")
+        sft._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")

@@ -8,8 +8,16 @@ from openrlhf.models import DPOLoss
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
-from lmm_r1.supervised.dpo import Preferences, dpo_loss, ipo_loss, nll_loss, preferences, simpo_loss
-from lmm_r1.supervised.rm import bradley_terry_loss, score_loss
+from lmm_r1.supervised.pairs import (
+    Preferences,
+    bradley_terry_loss,
+    dpo_loss,
+    ipo_loss,
+    nll_loss,
+    preferences,
+    score_loss,
+    simpo_loss,
+)
 
 
 def pair(chosen: float, rejected: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ from helpers.conversations import message
 
 from lmm_r1.data.messages import Message, PreferenceRow
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.dpo import PairBatch, PairSample, encode_pair, sides_for_model
+from lmm_r1.supervised.pairs import PairBatch, PairSample, encode_pair, sides_for_model
 
 
 def pair(*prompt: Message, chosen: str | Message, rejected: str | Message, plain: bool = False) -> PreferenceRow:

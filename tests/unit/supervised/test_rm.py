@@ -14,7 +14,7 @@ from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.models.packed.packing import ModelSample
-from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun
+from lmm_r1.supervised.pairs import RewardEncoder, RewardSample, RMRun
 
 
 class Engine(PlayedEngine):

@@ -18,8 +18,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import METRIC, best_metric
 from lmm_r1.models.packed.packing import ModelSample, stacked
-from lmm_r1.supervised.held_out import BestMetric
-from lmm_r1.supervised.loop import TokenTerms
+from lmm_r1.supervised.loop import BestMetric, TokenTerms
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import RowEncoder, SFTEvaluation
 

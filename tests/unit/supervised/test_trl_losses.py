@@ -17,8 +17,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from lmm_r1.models.distillation import Divergence
 from lmm_r1.rl.losses import LossSettings, PolicyLoss, PolicyPass
-from lmm_r1.supervised.dpo import dpo_loss, ipo_loss, simpo_loss
-from lmm_r1.supervised.rm import bradley_terry_loss
+from lmm_r1.supervised.pairs import bradley_terry_loss, dpo_loss, ipo_loss, simpo_loss
 from remote_rm.adapters import TRLReward
 
 PAIRS, TOKENS = 5, 7

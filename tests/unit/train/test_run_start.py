@@ -159,7 +159,7 @@ def test_another_run_is_told_what_differs(tmp_path):
     assert sentence.startswith(f"{tmp_path / 'ck'} holds checkpoints of another run: ")
     assert "--model.model_name_or_path is another model" in sentence
     assert "--data.dataset gives other rows (1 rows " in sentence
-    assert "--adam.lr 5e-06 there, 0.001 here" in sentence
+    assert "--adam.lr 5e-06 there, 0.001 here; to continue that run, give what it has there; else give" in sentence
     assert "--ckpt.overwrite" in sentence
 
 

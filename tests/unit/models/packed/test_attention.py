@@ -22,11 +22,10 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from lmm_r1.models.image_features import WINDOW_ATTENTION
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as, packing_refusal, use_packed_attention
-from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
-from lmm_r1.models.packed.varlen_kernel import varlen_kernel
-from lmm_r1.models.vision_tower import WINDOW_ATTENTION
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, varlen_kernel
 
 HEADS, GROUPS, WIDTH = 4, 2, 8
 # Two groups, the first with two responses and the second with one, and a sample by itself between them.

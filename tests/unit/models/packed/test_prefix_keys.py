@@ -9,8 +9,7 @@ from helpers.varlen_kernels import of_torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from lmm_r1.models.packed import attention
-from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
-from lmm_r1.models.packed.varlen_kernel import varlen_kernel
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes, varlen_kernel
 
 CPU = torch.device("cpu")
 # A prompt of two tokens with responses of one and two, and a sample of one token between the prompt and another.

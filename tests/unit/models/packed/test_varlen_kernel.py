@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.varlen_kernels import Calls, flash_attn, of_torch
 
-from lmm_r1.models.packed.varlen_kernel import Stretches, kernel_for, varlen_kernel
+from lmm_r1.models.packed.layout import Stretches, kernel_for, varlen_kernel
 
 
 @pytest.fixture(autouse=True)

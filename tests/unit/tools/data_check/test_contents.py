@@ -5,7 +5,7 @@ import io
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.scoring.response_scores import VerifierJudge
+from lmm_r1.scoring.sources import VerifierJudge
 from lmm_r1.tools.data_check.contents import (
     Distribution,
     Finding,

@@ -7,7 +7,7 @@ import pytest
 from helpers.conversations import picture
 from helpers.run_folders import judged
 
-from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.environment import load_environment
 from lmm_r1.data.sample import EpisodeResult
 from lmm_r1.errors import UserError
 from lmm_r1.records.responses import JudgedResponse, PlayedEpisode, ShownTurn, read_responses, write_responses
