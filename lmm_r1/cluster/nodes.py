@@ -146,6 +146,8 @@ def connect(**settings: Any) -> None:
     os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
     # One process a core, none of which a run's workers take over: they have an environment of their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # Ray starts workers at nice 15: on a shared machine they would get what others leave.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Seconds: on a slow machine forked workers answer once their libraries are loaded.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
     if settings.get("log_to_driver") is False:

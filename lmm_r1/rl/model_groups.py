@@ -168,12 +168,6 @@ def updates_made(models: Models) -> list[int]:
     return ray.get(refs, timeout=_ANSWER_S)
 
 
-def take_computed_tokens(policy: WorkerGroup) -> int:
-    """Return how many tokens the policy's workers have computed since this was last called."""
-    # Workers that share rows count all tokens of each row.
-    return sum(policy.of_ranks(ask(policy, KitPolicyActor.take_computed_tokens)))
-
-
 def take_gaps(policy: WorkerGroup) -> Sequence[Gaps]:
     """Return the gaps to the engines that the update's passes measured since this was last called."""
     # Workers that share rows know all log-probs of each row.

@@ -27,7 +27,6 @@ from lmm_r1.rl.model_groups import (
     hand_out,
     scaling_metrics,
     send_weights,
-    take_computed_tokens,
     take_gaps,
     trains_policy,
     update_models,
@@ -130,13 +129,11 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
     handed_out = time.perf_counter()
 
     # The update.
-    take_computed_tokens(models.policy)
     with worker_errors(prefix=f"step {step}: "):
         metrics = means | update_models(fits, config)
     metrics |= scaling_metrics(models, config, learner.loss_scaling)
     trained = time.perf_counter()
     metrics["tokens/update_unique"] = update.unique_tokens * config.train.max_epochs
-    metrics["tokens/update_computed"] = take_computed_tokens(models.policy)
     metrics |= feature_metrics(models)
     metrics |= learner.mismatch.take_metrics(take_gaps(models.policy))
 

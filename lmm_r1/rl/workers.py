@@ -263,7 +263,12 @@ class KitPolicyActor(TrainedWorker):
         made = self._fit(steps, counts=self._counts, terms=terms, aux_weight=aux_weight, name="actor")
         means = mean_of_steps(made)
         del means["loss"]
-        return means | {"actor_lr": made[-1].rate, "actor_grad_norm": made[-1].grad_norm}
+        computed = sum(step.computed for step in made)
+        return means | {
+            "tokens/update_computed": computed,
+            "actor_lr": made[-1].rate,
+            "actor_grad_norm": made[-1].grad_norm,
+        }
 
     def _counts(self, samples: Pass) -> Counts:
         mask = stacked(samples, lambda sample: sample.loss_mask)
@@ -340,11 +345,6 @@ class KitPolicyActor(TrainedWorker):
     def shares_prefix(self) -> bool:
         """Say whether the loaded model computes the prompt of a group once."""
         return self.model.packing_samples and self.model.share_prefix
-
-    def take_computed_tokens(self) -> int:
-        """Return how many tokens the policy has computed since the last call, including padding and repeats."""
-        tokens, self.model.computed_tokens = self.model.computed_tokens, 0
-        return tokens
 
     def take_gaps(self) -> Gaps:
         """Return the gaps of the passes since the last call, if the passes gave the old log-probs."""

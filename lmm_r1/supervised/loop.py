@@ -478,7 +478,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             **made.means,
             "lr": made.rate,
             "grad_norm": made.grad_norm,
-            "tokens_per_second": made.tokens / seconds,
+            "tokens_per_second": made.computed / seconds,
             "seconds_per_step": seconds,
             "overlong_rows": self.skipped,
         }

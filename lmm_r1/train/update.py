@@ -56,6 +56,8 @@ class Step:
     """The means of the logged values."""
     tokens: int
     """Loss tokens of all ranks."""
+    computed: int
+    """Tokens that the models of all ranks have computed, those without a loss, padding and repeats included."""
     rate: float
     """The learning rate."""
     grad_norm: float
@@ -83,7 +85,7 @@ def update(
         aux_weight: of the load-balancing loss.
         name: of the model, for errors.
     """
-    engine = model.model if isinstance(model, Actor) else model
+    engine, module = (model.model, model) if isinstance(model, Actor) else (model, model.module)
     # Ranks that share rows have the same samples and the same loss.
     group, ranks = strategy.ds_device_mesh["dp"].get_group(), strategy.ds_device_mesh["dp"].size()
     counted = [counts(one) for one in passes]
@@ -95,6 +97,7 @@ def update(
     units, tokens = totals.clamp(min=1)
     samples = sum(one.samples for one in counted)
     sums: dict[str, torch.Tensor] = {}
+    before = module.computed_tokens
     for number, (one, its) in enumerate(zip(passes, counted, strict=True), start=1):
         # Without it, ZeRO 1 and 2 of DeepSpeed 0.19.6 drop the gradients of all passes but the last.
         engine.set_gradient_accumulation_boundary(number == len(passes))
@@ -108,11 +111,17 @@ def update(
         sums = {key: sums.get(key, 0.0) + value for key, value in logged.items()}
     rate = engine.get_lr()[0]
     strategy.optimizer_step(None, model, None, name=name)
-    values = torch.stack([value.float() for value in sums.values()])
+    sums["computed"] = totals.new_tensor(module.computed_tokens - before)
+    values = torch.stack([value.double() for value in sums.values()])
     dist.all_reduce(values, group=group)
     means = dict(zip(sums, values.tolist(), strict=True))
     return Step(
-        loss=means.pop("loss"), means=means, tokens=int(totals[1]), rate=rate, grad_norm=strategy.get_grad_norm(model)
+        loss=means.pop("loss"),
+        computed=int(means.pop("computed")),
+        means=means,
+        tokens=int(totals[1]),
+        rate=rate,
+        grad_norm=strategy.get_grad_norm(model),
     )
 
 

@@ -135,8 +135,9 @@ def policy_gradients() -> dict[str, list[float]]:
     """Return the loss and the gradients of one step by each policy loss and aggregation, averaged over ranks."""
     from typing import get_args
 
+    from helpers.played_updates import PlayedEngine
     from helpers.rl_steps import random_pass
-    from helpers.sessions import AccumulatingStrategy, PlayedEngine
+    from helpers.sessions import AccumulatingStrategy
 
     from lmm_r1.config.ppo import LossAggregation, PolicyLossName
     from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss, PolicyPass

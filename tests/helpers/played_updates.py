@@ -27,6 +27,7 @@ class PlayedEngine:
     def __init__(self, **parts: Any) -> None:
         self.boundaries: list[bool] = []
         self.steps = 0
+        self.module = SimpleNamespace(computed_tokens=7)
         vars(self).update(parts)
 
     def set_gradient_accumulation_boundary(self, last: bool) -> None:
@@ -102,6 +103,7 @@ def update_by_ids(
 
         def terms(samples: Pass) -> Terms:
             ids, mask = stacked(samples, lambda one: one.token_ids)[:, 1:].float(), mask_of(samples)
+            engine.module.computed_tokens += sum(len(one.token_ids) for one in samples)
             loss = aggregated(ids, mask, settings=settings)
             return Terms(loss=loss * engine.weight, sums={"unit": loss}, token_sums={"token": (ids * mask).sum()})
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from helpers.played_updates import PlayedEngine
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
@@ -106,25 +107,6 @@ class AccumulatingStrategy:
 
     def get_grad_norm(self, model: object) -> float:
         return 0.0
-
-
-class PlayedEngine:
-    """What an update asks of DeepSpeed's engine; it notes which passes are told to be the last."""
-
-    def __init__(self) -> None:
-        self.boundaries: list[bool] = []
-
-    def set_gradient_accumulation_boundary(self, last: bool) -> None:
-        self.boundaries.append(last)
-
-    def get_lr(self) -> list[float]:
-        return [0.1]
-
-    def eval(self) -> None:
-        pass
-
-    def train(self) -> None:
-        pass
 
 
 POLICY, REFERENCE = [0.0, -1.0, -2.0, -4.0], [0.0, -1.5, -2.0, -3.0]

@@ -32,7 +32,7 @@ class NotedAverage:
 @pytest.mark.parametrize(("applied", "updates"), [(True, 2), (False, 0)])
 def test_an_average_moves_with_the_updates_that_were_made(applied, updates, monkeypatch):
     """Not with each pass of an update, nor with one that fp16's overflow leaves out."""
-    step = Step(loss=0.0, means={}, tokens=1, rate=0.5, grad_norm=1.0)
+    step = Step(loss=0.0, means={}, tokens=1, computed=1, rate=0.5, grad_norm=1.0)
     monkeypatch.setattr(workers, "update", lambda *given, **named: step)
     worker = object.__new__(KitPolicyActor)
     worker.average, worker.loss, worker.empty_cache = NotedAverage(), None, lambda: None

@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import AccumulatingStrategy, PlayedEngine, configured, session_of, updated
+from helpers.played_updates import PlayedEngine
+from helpers.sessions import AccumulatingStrategy, configured, session_of, updated
 
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart

@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, write_rows
-from helpers.sessions import AccumulatingStrategy, PlayedEngine, configured, session_of, updated
+from helpers.played_updates import PlayedEngine
+from helpers.sessions import AccumulatingStrategy, configured, session_of, updated
 
 from lmm_r1 import dotted
 from lmm_r1.config import RMConfig
@@ -23,7 +24,7 @@ class Engine(PlayedEngine):
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.tensor(1.0, requires_grad=True)
-        self.module = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()))
+        self.module.model = SimpleNamespace(config=SimpleNamespace())
 
     def __call__(self, samples: list[ModelSample], *, of_samples: bool, **given: object) -> torch.Tensor:
         assert of_samples

@@ -26,6 +26,7 @@ def test_the_losses_of_a_steps_passes_add_up_to_the_mean_over_the_step(sizes, pe
         assert step.means == pytest.approx({"unit": mean, "token": of_tokens})
         # The rate is that of the step, and not of the next one.
         assert (step.tokens, step.rate, step.grad_norm, engine.steps) == (10, 0.25, 3.0, 1)
+        assert step.computed == sum(len(one.token_ids) for one in given) > 10
     # DeepSpeed averages the gradients of ranks.
     assert sum(engine.weight.grad.item() for _, engine in made) / len(made) == pytest.approx(mean)
     # Only the last of a rank's passes makes the step.
@@ -58,7 +59,7 @@ def test_a_step_without_units_is_worth_nothing_and_stays_a_number(monkeypatch):
 
 def test_the_means_of_several_steps_are_over_their_tokens():
     steps = [
-        Step(loss=loss, means={"kl": 2 * loss}, tokens=tokens, rate=0.1, grad_norm=1.0)
+        Step(loss=loss, means={"kl": 2 * loss}, tokens=tokens, computed=9, rate=0.1, grad_norm=1.0)
         for loss, tokens in ((1.0, 3), (5.0, 1))
     ]
     assert mean_of_steps(steps) == {"loss": 2.0, "kl": 4.0}
