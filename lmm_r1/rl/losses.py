@@ -174,6 +174,11 @@ class LossSettings:
     entropy_coef: float | None = None
     """The weight of the entropy; None if it is not computed."""
 
+    @property
+    def follows_advantages(self) -> bool:
+        """Whether the gradient is 0 where all advantages are: a loss of `POLICY_LOSSES` with nothing beside it."""
+        return self.loss in POLICY_LOSSES and self.kl is None and not self.entropy_coef
+
     @classmethod
     def of(cls, config: PPOConfig) -> LossSettings:
         """Return the settings of a run."""

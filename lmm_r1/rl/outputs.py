@@ -202,6 +202,11 @@ def add_advantages(
         # A masked sample has no last token: its reward is in the last column.
         sample.logged["return"] = estimate.token_rewards[place].sum().item()
         sample.kl = None
+    for group in range(0, len(samples), config.rollout.n_samples_per_prompt):
+        members = samples[group : group + config.rollout.n_samples_per_prompt]
+        silent = not any((_given(one.advantages) * one.loss_mask).any() for one in members)
+        for one in members:
+            one.logged["groups_without_signal"] = float(silent)
 
 
 def _rewarded_rollout(

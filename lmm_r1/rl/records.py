@@ -103,6 +103,7 @@ class Recorder:
         return make_generation(response, messages=written)
 
     def _print(self, step: int, line: Mapping[str, Any], parts: Mapping[str, float], rollout: Rollout) -> None:
+        silent = line.get("groups_without_signal") == 1.0 and "actor_lr" not in line
         shown = "  ".join(f"{name} {value:.3f}" for name, value in parts.items() if value or name not in _FAILURES)
         self.console.print(
             f"{self.folder.name} step {step}/{self.total_steps}  reward {line['reward']:.3f}  {shown}  "
@@ -112,6 +113,7 @@ class Recorder:
             + (f"  ({rollout.refused} prompts that cannot be encoded left out)" if rollout.refused else "")
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
             + (f"  ({line['skipped_updates']:.0f} updates skipped)" if line.get("skipped_updates") else "")
+            + ("  (no update: all groups without signal)" if silent else "")
         )
 
 

@@ -20,6 +20,7 @@ from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.ahead import RolloutsAhead
 from lmm_r1.rl.batching import PassLimits, pass_limits, update_passes
+from lmm_r1.rl.losses import LossSettings
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import (
     Models,
@@ -124,7 +125,10 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
         limits=learner.limits(config.train),
         seed=f"{config.train.seed}-{step - 1}",
     )
-    with_policy = trains_policy(config, step=step)
+    # Without a gradient, only Adam's momentum and the weight decay would move the weights.
+    silent = means["groups_without_signal"] == 1.0 and not config.actor.aux_loss_coef
+    silent = silent and LossSettings.of(config).follows_advantages
+    with_policy = trains_policy(config, step=step) and not silent
     fits = hand_out(update.steps, models, trains_policy=with_policy, kl_weight=kl_weight.value)
     handed_out = time.perf_counter()
 

@@ -94,6 +94,13 @@ def test_an_on_policy_step_is_the_policy_gradient(loss, advantage):
     assert gradient == pytest.approx([-advantage / 2] * 2)
 
 
+@pytest.mark.parametrize("loss", NAMES)
+def test_without_advantages_a_loss_has_no_gradient(loss):
+    assert LossSettings(loss=loss).follows_advantages
+    _, gradient = loss_and_gradient(sequence([1.5, 0.5, 1.0], 0.0), loss=loss)
+    assert gradient == [0.0] * 3
+
+
 # OpenRLHF has no weights for GSPO: with a correction it takes another ratio.
 THEIRS = frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4")
 

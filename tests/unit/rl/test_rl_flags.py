@@ -15,7 +15,7 @@ from helpers.tables import frozen, table
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.hardware import needed_gpus
-from lmm_r1.rl.losses import PolicyLoss
+from lmm_r1.rl.losses import LossSettings, PolicyLoss
 from lmm_r1.rl.outputs import shape_rewards
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
 from lmm_r1.train.update import Step, update
@@ -73,6 +73,22 @@ def step_of(
 
 def loss_of(*given: Any, **flags: Any) -> float:
     return step_of(*given, **flags)[0].loss
+
+
+@pytest.mark.parametrize(
+    ("flags", "follows"),
+    [
+        ({}, True),
+        ({"actor__entropy_coef": 0.0}, True),
+        ({"algo__kl__init_coef": 0.1}, True),  # in the rewards, and so in the advantages
+        ({"actor__entropy_coef": 0.01}, False),
+        ({"algo__kl__init_coef": 0.1, "algo__kl__use_loss": True}, False),
+        ({"actor__policy_loss_type": "mine.py:loss"}, False),
+    ],
+)
+def test_a_loss_with_further_terms_has_a_gradient_without_advantages(flags, follows):
+    settings = dotted.replace(config(), {name.replace("__", "."): value for name, value in flags.items()})
+    assert LossSettings.of(settings).follows_advantages == follows
 
 
 def test_ratios_are_clipped_on_each_side():
