@@ -20,6 +20,11 @@ _LINES = {
     "DeepSpeed": "Setting accelerator to CPU",
     # vLLM expects prompts from its renderer. Ours are token ids with media, which its engine accepts directly.
     "vllm.v1.engine.input_processor": "Passing raw prompts to InputProcessor is deprecated",
+    # A processor of transformers gives its own defaults where the base class warns of a user's.
+    "transformers.processing_utils": "Kwargs passed to `processor.__call__` have to be in",
+    # It is about a default config, which transformers makes to see what a checkpoint's changes.
+    "transformers.configuration_utils": "Model config: pad_token_id must be `None` or an integer within the vocabulary "
+    "(between 0 and 31999), got 128002.",
 }
 
 
