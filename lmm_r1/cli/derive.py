@@ -22,7 +22,7 @@ from lmm_r1.generation.request import check_turn_end
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, kit_of
 from lmm_r1.lmm_kits.derived import CAPABILITIES, CONFIG_KEY, Capability, Confirmation, DerivedKit, KitFile
 from lmm_r1.lmm_kits.discovery import QUESTION, Discovery, Unconfirmed, first_line, picture, write_small
-from lmm_r1.models.actor import KitActor, KitModule
+from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal

@@ -34,7 +34,6 @@ class PlayedEngine:
         self.boundaries.append(last)
 
     def get_lr(self) -> list[float]:
-        """Of the next step."""
         return [0.5 if self.steps else 0.25]
 
     def step(self) -> None:

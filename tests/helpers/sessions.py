@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from helpers.played_updates import PlayedEngine
+from helpers.played_updates import PlayedEngine, PlayedStrategy
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
@@ -83,30 +83,23 @@ def run_of(run_class: Any, session: Frame, rows: Any) -> Any:
 
 def updated(run: Any, batches: Sequence[Any]) -> Step:
     """Make an update of a run on batches."""
-    given = {"counts": run.counts, "terms": run.terms, "aux_weight": run.config.model.aux_loss_coef}
-    return update(run.strategy, run.actor, batches, **given)
+    weight = run.config.model.aux_loss_coef
+    return update(run.strategy, run.actor, batches, counts=run.counts, terms=run.terms, aux_weight=weight)
 
 
-class AccumulatingStrategy:
+class AccumulatingStrategy(PlayedStrategy):
     """Adds up a step's gradients on one rank, as DeepSpeed does."""
 
-    ring_attn_group = None
-
     def __init__(self) -> None:
+        super().__init__()
         self.ds_device_mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
         self.steps = 0
 
     def is_rank_0(self) -> bool:
         return True
 
-    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
-        loss.backward()
-
     def optimizer_step(self, optimizer: object, model: object, scheduler: object, *, name: str) -> None:
         self.steps += 1
-
-    def get_grad_norm(self, model: object) -> float:
-        return 0.0
 
 
 POLICY, REFERENCE = [0.0, -1.0, -2.0, -4.0], [0.0, -1.5, -2.0, -3.0]

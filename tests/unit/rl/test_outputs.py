@@ -69,12 +69,11 @@ def test_rewards_are_clipped_before_they_are_compared(estimator, bounds, expecte
 
 
 def test_equal_rewards_of_a_group_give_no_signal_whatever_they_are():
-    made = config(rollout__n_samples_per_prompt=3, algo__kl__init_coef=0.0)
     rewards = [1 / 3, 1 / 3, 1 / 3, 0.9, 0.9, 0.9, 0.1, 0.1, 0.2, 0.0, 0.0, 0.0]
     samples = numbered([sample([1], [5], reward=reward, group=place // 3) for place, reward in enumerate(rewards)])
     for one in samples:
         one.kl = torch.zeros(1)
-    add_advantages(samples, made, kl_weight=0.0)
+    add_advantages(samples, config(rollout__n_samples_per_prompt=3, algo__kl__init_coef=0.0), kl_weight=0.0)
     assert [one.logged["groups_without_signal"] for one in samples] == [1.0] * 6 + [0.0] * 3 + [1.0] * 3
 
 

@@ -7,31 +7,29 @@ import pytest
 import torch
 from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
-from helpers.played_updates import PlayedEngine
-from helpers.sessions import AccumulatingStrategy, configured, session_of, updated
+from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, configured, session_of, updated
 
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.distillation import Divergence
-from lmm_r1.models.packed.packing import ModelSample, stacked
+from lmm_r1.models.packed.packing import ModelSample
 from lmm_r1.supervised import sft
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import KDRun, RowEncoder, check_same_tokens
 
 
-class TableActor(PlayedEngine):
+class TaughtActor(TableActor):
     """A model whose log-prob of a token is its entry in a table, and its distance from a teacher half of its square."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
+        super().__init__(POLICY)
         self.asked: list[Any] = []
 
     def __call__(self, samples: list[ModelSample], *, distillation: Any, **arguments: Any) -> Any:
         self.asked.append(distillation)
-        log_probs = stacked(samples, lambda one: self.table[one.token_ids[1:]] * one.loss_mask)
+        log_probs = super().__call__(samples)
         return log_probs, SimpleNamespace(divergence=log_probs.square() / 2, aux_loss=self.table.sum())
 
 
@@ -40,7 +38,7 @@ def kd_run(**flags: object) -> KDRun:
     kit = CharacterKit()
     return KDRun(
         session_of(config, AccumulatingStrategy(), kit=kit),
-        TableActor(),
+        TaughtActor(),
         rows=[],
         encode=RowEncoder.of(config, kit=kit, processor=None),
         filler=SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None),
