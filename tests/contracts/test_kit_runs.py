@@ -1,11 +1,11 @@
-"""Two supervised and two RL steps of kits of every kind through the commands, on real Ray, DeepSpeed, vLLM and reward service."""
+"""Two supervised and two RL steps of kits of every kind through the commands, on real Ray, DeepSpeed and vLLM."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.reward_servers import math_command, running
+from helpers.commands import REWARD
 from helpers.tables import SOME
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
@@ -23,9 +23,9 @@ MAX_LEN = 2048
 
 
 @pytest.fixture(scope="module")
-def rewards() -> Iterator[str]:
-    with running(math_command("--workers", "1")) as server:
-        yield server.endpoint
+def rewards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    (file := tmp_path_factory.mktemp("rewards") / "spread.py").write_text(REWARD)
+    return str(file)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,13 @@ def write_pairs(folder: Path) -> Path:
     return write_rows(folder, *lines)
 
 
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
+# Responses of a random model are all wrong; these rewards differ, so that updates move the weights.
+REWARD = """
+import zlib
+
+def reward_func(queries, prompts, labels):
+    return {"rewards": [zlib.crc32(query.encode()) / 2**32 for query in queries]}
+"""
 
 
 def without_ray(folder: Path, patch: pytest.MonkeyPatch) -> None:

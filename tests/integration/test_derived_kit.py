@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.commands import REWARD
 from helpers.kitless import build_kitless
 
 from lmm_r1 import cli
@@ -16,14 +17,6 @@ pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 NAME = "glm_ocr"
 PROMPTS, SAMPLES, STEPS, MAX_LEN = 2, 2, 2, 1024
-
-# Responses of a random model are all wrong; these differ.
-REWARDS = """
-import zlib
-
-def reward_func(queries, prompts, labels):
-    return {"rewards": [zlib.crc32(query.encode()) / 2**32 for query in queries]}
-"""
 
 
 def metrics_of(folder: Path) -> list[dict]:
@@ -52,7 +45,7 @@ def test_a_derived_kit_trains_by_sft_and_rl_on_images(tmp_path, own_environment,
     # The trained model has its kit itself.
     os.environ[KIT_VARIABLE] = ""
     rewards = tmp_path / "rewards.py"
-    rewards.write_text(REWARDS)
+    rewards.write_text(REWARD)
     cli.main(
         [
             *("train_ppo_ray", "--actor.model_name_or_path", str(tmp_path / "sft")),
