@@ -10,14 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from lmm_r1.config.declared import JsonText, Needs, Within, check_needs, check_ranges
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.rewards import check_reward
-from lmm_r1.config.shared import (
-    OWN_ENGINE,
-    FirstHelp,
-    OverlongFlags,
-    RowsConfig,
-    SpeculationFlags,
-    ThoughtConfig,
-)
+from lmm_r1.config.shared import OWN_ENGINE, FirstHelp, OverlongFlags, RowsConfig, SpeculationFlags, ThoughtConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_output_file
 

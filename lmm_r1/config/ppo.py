@@ -369,8 +369,7 @@ class PPOTrainConfig(TrainConfig):
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in packed sequences."""
     enable_ema: Annotated[
-        bool,
-        Needs("ds.zero_stage!=0", because="DeepSpeed keeps no weights in single precision to average"),
+        bool, Needs("ds.zero_stage!=0", because="DeepSpeed keeps no weights in single precision to average")
     ] = False
     """Keep a moving average of the policy's weights and save it as a model in the folder ema of output_dir."""
     ema_beta: Annotated[float, Within("(0, 1)"), Needs(".enable_ema")] = 0.992

@@ -25,16 +25,7 @@ from lmm_r1.data.formats.row_format import (
     text_of_number,
 )
 from lmm_r1.data.media_access import media_roots
-from lmm_r1.data.messages import (
-    BadRows,
-    ImagePart,
-    Message,
-    PreferenceRow,
-    TextPart,
-    VideoPart,
-    images_of,
-    videos_of,
-)
+from lmm_r1.data.messages import BadRows, ImagePart, Message, PreferenceRow, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
 

@@ -14,13 +14,7 @@ from lmm_r1.data import messages as data_messages
 from lmm_r1.data.images import load_image
 from lmm_r1.data.sample import CallOutcome, Cut, CutImage, EpisodeEnd, Said, Sample
 from lmm_r1.files.atomic import write_bytes_atomically
-from lmm_r1.files.json_files import (
-    Count,
-    Number,
-    append_json_lines,
-    checked,
-    read_json_lines,
-)
+from lmm_r1.files.json_files import Count, Number, append_json_lines, checked, read_json_lines
 
 IMAGES_FOLDER = "images"
 _MARK = "<image>"

@@ -242,11 +242,7 @@ class VerifierPool:
 
 
 def judge_of(
-    verifier: Verifier,
-    *,
-    workers: int,
-    item_timeout_seconds: float,
-    worker_memory_bytes: int = WORKER_MEMORY_BYTES,
+    verifier: Verifier, *, workers: int, item_timeout_seconds: float, worker_memory_bytes: int = WORKER_MEMORY_BYTES
 ) -> VerifierPool:
     """Return the judge of a verifier: a pool, which for one that asks others is of the verifier's own type."""
     judge_type = verifier.judge_type() if isinstance(verifier, AskingVerifier) else VerifierPool

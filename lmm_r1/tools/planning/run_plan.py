@@ -12,15 +12,7 @@ from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.shared import EIGHT_BIT, OptimizerConfig
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.models.loading import LoadSettings, Role, load_settings, rl_settings, trained_settings
-from lmm_r1.tools.planning.estimates import (
-    DRIVER,
-    PROCESS,
-    WIDTHS,
-    Machine,
-    ModelSettings,
-    PlanImage,
-    estimate,
-)
+from lmm_r1.tools.planning.estimates import DRIVER, PROCESS, WIDTHS, Machine, ModelSettings, PlanImage, estimate
 from lmm_r1.tools.planning.pass_memory import MASTER_BYTES
 from lmm_r1.tools.planning.pass_memory import Role as PlannedRole
 from lmm_r1.tools.planning.pass_memory import ZeroSettings

@@ -10,14 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.records.rollouts import (
-    DROP_WORDS,
-    END_WORDS,
-    RecordedPart,
-    RecordedRollout,
-    RecordedTurn,
-    SampledResponse,
-)
+from lmm_r1.records.rollouts import DROP_WORDS, END_WORDS, RecordedPart, RecordedRollout, RecordedTurn, SampledResponse
 from lmm_r1.records.run_folder import Stage
 from lmm_r1.tools.evaluation.page_parts import MAX_BYTES, MIN_BYTES, ImageError, data_uri, script_json
 
