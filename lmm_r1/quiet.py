@@ -41,13 +41,9 @@ def hide_warnings() -> None:
     if _PYNVML not in known:
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, f"ignore:{_PYNVML}:FutureWarning")))
     for name in _LINES:
-        logging.getLogger(name).addFilter(_has_use)
+        logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith(_LINES[record.name]))
     # On CPUs with bfloat16 instructions it warns on import about a 4-bit kernel that we do not use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
-
-def _has_use(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_LINES[record.name])
 
 
 def hide_bars() -> None:

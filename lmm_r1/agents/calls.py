@@ -69,7 +69,11 @@ def read_json(text: str) -> JsonValue:
                 warnings.simplefilter("ignore")  # about backslashes
                 value = _loaded(json.dumps(ast.literal_eval(text)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            raise _unreadable(error, text) from error
+            if not isinstance(error, json.JSONDecodeError):
+                raise BadCall("the JSON cannot be read") from error
+            near = harmless(text[error.pos : error.pos + _NEAR], most=_NEAR)
+            place = f"from character {error.pos + 1} on, at '{near}'"
+            raise BadCall(f"the JSON cannot be read {place}: {error.msg}") from error
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -108,13 +112,6 @@ def _balanced(text: str) -> str:
         elif not unclosed and not text[found.start() :].strip(" \n\t}])"):
             return text[: found.start()]
     return text + "".join(reversed(unclosed))
-
-
-def _unreadable(error: ValueError, text: str) -> BadCall:
-    if not isinstance(error, json.JSONDecodeError):
-        return BadCall("the JSON cannot be read")
-    near = harmless(text[error.pos : error.pos + _NEAR], most=_NEAR)
-    return BadCall(f"the JSON cannot be read from character {error.pos + 1} on, at '{near}': {error.msg}")
 
 
 CROP = "crop"

@@ -243,7 +243,11 @@ class _GymnasiumEpisode(Episode):
 
     def _step(self, action: Any) -> Answered:
         if self.env is None:
-            self.env = self._begun()
+            from gymnasium.utils import seeding
+
+            self.env = self.source.make()
+            self.env.reset(seed=self.row_seed)
+            self.env.unwrapped.np_random, _ = seeding.np_random(self.seed)
         observation, reward, terminated, truncated, _ = self.env.step(action)
         if not math.isfinite(reward):
             raise ValueError(f"{self.source.id} gives the reward {reward}")
@@ -253,14 +257,6 @@ class _GymnasiumEpisode(Episode):
             rewards={"env_reward": float(reward)},
             counts={"steps": 1, "terminated": int(terminated), "truncated": int(truncated)},
         )
-
-    def _begun(self) -> Env:
-        from gymnasium.utils import seeding
-
-        env = self.source.make()
-        env.reset(seed=self.row_seed)
-        env.unwrapped.np_random, _ = seeding.np_random(self.seed)
-        return env
 
 
 def _seed_of(row: Row) -> int:

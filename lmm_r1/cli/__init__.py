@@ -187,16 +187,12 @@ def _run(arguments: list[str]) -> None:
     elif name in COMMANDS:
         importlib.import_module(f"lmm_r1.cli.{name}").main(arguments[1:])
     else:
-        meant = _meant(name.lower().replace("-", "_"))
+        typed = name.lower().replace("-", "_")
+        begun = [command for command in COMMANDS if command.startswith(f"{typed}_") or command == f"train_{typed}"]
+        meant = begun or [near for near in [nearest(typed, known=COMMANDS)] if near]
         hint = f"did you mean {', '.join(meant)}?" if meant else "`lmm-r1 --help` lists the commands"
         print(f"lmm-r1: error: unknown command {name}; {hint}", file=sys.stderr)
         raise SystemExit(2)
-
-
-def _meant(name: str) -> list[str]:
-    """Return the commands that a name may stand for."""
-    begun = [command for command in COMMANDS if command.startswith(f"{name}_") or command == f"train_{name}"]
-    return begun or [near for near in [nearest(name, known=COMMANDS)] if near]
 
 
 def _use_kit(given: list[str]) -> None:

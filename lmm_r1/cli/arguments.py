@@ -155,7 +155,9 @@ def _convert(node: yaml.Node, hint: object) -> object:
     if origin in (typing.Union, types.UnionType):
         members = [member for member in parameters if member is not type(None)]
         if UserFunction in members:
-            members = _choices_or_file(members, node.value)
+            # Either a choice or a function of a file: only one of them, by the text's form.
+            is_file = isinstance(node.value, str) and function_file(node.value) is not None
+            members = [member for member in members if (member is UserFunction) == is_file]
         choices = [choice for member in members for choice in typing.get_args(member)]
         # Only what is not quoted may be null.
         is_null = isinstance(node, yaml.ScalarNode) and node.style is None and node.value.lower() in NULL
@@ -230,12 +232,6 @@ def _convert_text(text: str, hint: object) -> object:
         except (TypeError, ValueError):
             pass
     raise ValueError(f"must be {_describe(hint)}, not {text!r}{_meant(text, hint)}")
-
-
-def _choices_or_file(members: list[object], text: object) -> list[object]:
-    """Return what a value may be that is either a choice or a function of a file: only one of them, by its form."""
-    is_file = isinstance(text, str) and function_file(text) is not None
-    return [member for member in members if (member is UserFunction) == is_file]
 
 
 def _meant(text: str, hint: object) -> str:
@@ -349,7 +345,8 @@ def _shown(what: str, arguments: str, *, prog: str, width: int) -> str:
 
 def _told(defaults: object, flag: str, hint: object, *, width: int, place: str | None = None) -> str:
     default = dotted.get(defaults, flag)
-    said = "required" if default is _REQUIRED else f"default: {_as_typed(default)}"
+    typed = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    said = "required" if default is _REQUIRED else f"default: {typed or 'none'}"
     head, choices = f"  {place or f'--{flag} {value_name(hint)}'}".rstrip(), ""
     if dotted.is_switch(hint) and default is not False:
         group, dot, last = flag.rpartition(".")
@@ -361,10 +358,6 @@ def _told(defaults: object, flag: str, hint: object, *, width: int, place: str |
     return f"{head}\n" + textwrap.fill(
         text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
-
-
-def _as_typed(value: object) -> str:
-    return (" ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none"
 
 
 def value_name(hint: object) -> str:

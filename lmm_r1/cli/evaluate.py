@@ -53,7 +53,13 @@ def evaluate(config: EvaluateConfig, *, told: bool = True, functions: GivenFunct
         functions: reward functions that are not in a Python file.
     """
     check(config)
-    return _compare(config) if config.compare else _measure(config, told=told, functions=functions)
+    if not config.compare:
+        return _measure(config, told=told, functions=functions)
+    from lmm_r1.tools.evaluation.rows import saved_checkpoints, saved_files
+
+    checkpoints = saved_checkpoints(config.compare)
+    baseline = _baseline(config, [checkpoint.name for checkpoint in checkpoints])
+    return _finish(config, saved_files(checkpoints, ks=config.k), checkpoints, baseline=baseline)
 
 
 def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | None) -> Board:
@@ -61,8 +67,7 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
     for model in config.model:
         if model in checkpoints_of:
             raise UserError(f"--checkpoints {model}={checkpoints_of[model]}: a --model has this name; choose another")
-    names = [*checkpoints_of, *config.model]
-    baseline = _baseline(config, names)
+    baseline = _baseline(config, [*checkpoints_of, *config.model])
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
     from lmm_r1.tools.evaluation.measurement import measure, read_files
 
@@ -80,14 +85,6 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
         _say(told_of)
     checkpoints, measured = measure(config, checkpoints_of, measured, report=_say, functions=functions)
     return _finish(config, measured, checkpoints, baseline=baseline, told=told)
-
-
-def _compare(config: EvaluateConfig) -> Board:
-    from lmm_r1.tools.evaluation.rows import saved_checkpoints, saved_files
-
-    checkpoints = saved_checkpoints(config.compare)
-    baseline = _baseline(config, [checkpoint.name for checkpoint in checkpoints])
-    return _finish(config, saved_files(checkpoints, ks=config.k), checkpoints, baseline=baseline)
 
 
 def _say(line: str) -> None:

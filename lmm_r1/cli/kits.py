@@ -19,7 +19,7 @@ from lmm_r1.cli.training import prepare_training
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
+from lmm_r1.lmm_kits import KITS, get_kit, kit_of
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.tools.tasks import get_task
 
@@ -144,7 +144,15 @@ def engine_version() -> str:
 
 def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:
     """Return one row per kit, as `COLUMNS` names its cells; the version is shown for kits that vLLM runs."""
-    return [_row(get_kit(name), vllm_version=vllm_version) for name in KITS]
+    rows = []
+    for kit in map(get_kit, KITS):
+        rolls_out = _yes(kit.engine_refusal is None)
+        media = (_yes(kit.takes_images), _yes(kit.takes_videos))
+        # SFT, DPO, RL, its critic, LoRA, QLoRA, packed sequences, and prefixes that samples of a group share.
+        training = ("yes", "yes", rolls_out, rolls_out, "yes", _yes(kit.takes_4bit), "yes", "yes")
+        engine = vllm_version if kit.engine_refusal is None else "no class"
+        rows.append((kit.model_type, *media, *training, engine, kit.checkpoints))
+    return rows
 
 
 def kit_notes() -> list[str]:
@@ -159,15 +167,6 @@ def markdown(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     """Return the table in Markdown with the notes below, without a line break at its end."""
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *((f"`{row[0]}`", *row[1:]) for row in rows)]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *(f"\n{note}" for note in notes)])
-
-
-def _row(kit: LmmKit, *, vllm_version: str) -> tuple[str, ...]:
-    rolls_out = _yes(kit.engine_refusal is None)
-    media = (_yes(kit.takes_images), _yes(kit.takes_videos))
-    # SFT, DPO, RL, its critic, LoRA, QLoRA, packed sequences, and prefixes that samples of a group share.
-    training = ("yes", "yes", rolls_out, rolls_out, "yes", _yes(kit.takes_4bit), "yes", "yes")
-    engine = vllm_version if kit.engine_refusal is None else "no class"
-    return (kit.model_type, *media, *training, engine, kit.checkpoints)
 
 
 def _yes(answer: bool) -> str:
@@ -222,8 +221,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         base = dotted.replace(base, read_settings(Path(settings), dotted.leaf_types(PPOConfig)))
     with tempfile.TemporaryDirectory(prefix="lmm-r1-parity-") as folder:
         rows = Path(folder) / "rows.jsonl"
-        given = parity_flags(path, max_len=max_len, dtype=dtype, folder=Path(folder))
-        config = resolve(dotted.replace(base, given))
+        config = resolve(dotted.replace(base, parity_flags(path, max_len=max_len, dtype=dtype, folder=Path(folder))))
         reward = {spread.__name__: spread}
         write_rows(rows, path=path, max_len=max_len, takes_images=kit.takes_images)
         prepare_training(config, reward=reward)

@@ -167,12 +167,6 @@ def placed(media: SampleMedia) -> tuple[PlacedMedia, ...]:
     return () if media is None else (PlacedMedia(0, media),)
 
 
-def media_before(media: SampleMedia | SentMedia, end: int) -> tuple[Hashable, ...]:
-    """Return the keys of the media before a token of a sample; the samples of a group share them."""
-    items = media if isinstance(media, tuple) else placed(media)
-    return tuple(item.key for item in items if item.start < end)
-
-
 EpisodeEnd = Literal["over", "turns", "images", "tokens", "failed"]
 """The environment ended it; it reached its limit of turns, images or tokens; or the environment failed."""
 

@@ -352,7 +352,13 @@ def resume_point(folders: Sequence[Path]) -> ResumePoint:
     """
     for folder in folders:
         finish_interrupted(folder)
-    common, named = _common(folders), [read_latest(folder) for folder in folders]
+    first, *others = [whole_checkpoints(folder) for folder in folders]
+    common = {  # whole in every folder, and saved together
+        tag: checkpoint
+        for tag, checkpoint in first.items()
+        if all(tag in other and other[tag].session == checkpoint.session for other in others)
+    }
+    named = [read_latest(folder) for folder in folders]
     damaged: tuple[str, ...] = ()
     while (point := _point(folders, common, named)).tag is not None:
         found = [f"{folder / point.tag}: {lack}" for folder in folders if (lack := damaged_shard(folder / point.tag))]
@@ -361,12 +367,12 @@ def resume_point(folders: Sequence[Path]) -> ResumePoint:
         damaged += tuple(found)
         del common[point.tag]
     # The same checkpoint may have been named as the one in `latest`.
-    others = (
+    passed_over = (
         reason
         for reason in point.passed_over
         if not any(one.startswith(f"{reason.split(',')[0]}:") for one in damaged)
     )
-    return ResumePoint(tag=point.tag, passed_over=(*damaged, *others))
+    return ResumePoint(tag=point.tag, passed_over=(*damaged, *passed_over))
 
 
 def _point(folders: Sequence[Path], common: Mapping[str, Checkpoint], named: Sequence[str | None]) -> ResumePoint:
@@ -380,16 +386,6 @@ def _point(folders: Sequence[Path], common: Mapping[str, Checkpoint], named: Seq
     chosen = None if newest is None else newest.tag
     reasons = [_not_followed(folder, tag, chosen=chosen) for folder, tag in zip(folders, named, strict=True)]
     return ResumePoint(tag=chosen, passed_over=tuple(reason for reason in reasons if reason))
-
-
-def _common(folders: Sequence[Path]) -> dict[str, Checkpoint]:
-    """Return the checkpoints that every folder has whole, and that were saved together."""
-    first, *others = [whole_checkpoints(folder) for folder in folders]
-    return {
-        tag: checkpoint
-        for tag, checkpoint in first.items()
-        if all(tag in other and other[tag].session == checkpoint.session for other in others)
-    }
 
 
 def _not_followed(folder: Path, tag: str | None, *, chosen: str | None) -> str | None:

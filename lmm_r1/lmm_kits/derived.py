@@ -101,7 +101,7 @@ class KitFile:
     def parsed(cls, data: object, *, place: str) -> KitFile:
         """Return the data of a kit file; raises UserError, with the place and the key, for anything that does not fit."""
         try:
-            kit = _parser().validate_json(json.dumps(data))
+            kit = TypeAdapter(cls).validate_json(json.dumps(data))
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"])) or "the kit"
@@ -114,11 +114,6 @@ class KitFile:
     def data(self) -> dict[str, object]:
         """The file's JSON object."""
         return asdict(self)
-
-
-@cache
-def _parser() -> TypeAdapter[KitFile]:
-    return TypeAdapter(KitFile)
 
 
 def read_kit(file: str | Path) -> KitFile:

@@ -115,7 +115,10 @@ class RewardModel:
         results: dict[int, float] = {}
         lengths = [len(sample.token_ids) for sample in samples]
         for batch in plan_batches(lengths, max_tokens=self.max_batch_tokens, padded=not self.is_packed):
-            results |= zip(batch, self._forward([samples[index] for index in batch]), strict=True)
+            given = [ModelSample.whole(samples[index].token_ids, samples[index].media) for index in batch]
+            with torch.no_grad():
+                rewards = self._model(given, of_samples=True)
+            results |= zip(batch, rewards.float().tolist(), strict=True)
         return [results[index] for index in range(len(samples))]
 
     def _pack_where_it_can(self) -> None:
@@ -208,12 +211,6 @@ class RewardModel:
         texts = [text for text in self._tokenizer.all_special_tokens if self.known_ending(text)]
         ending = max((text for text in texts if response.endswith(text)), key=len, default="")
         return response.removesuffix(ending), ending
-
-    def _forward(self, samples: Sequence[EncodedSample]) -> list[float]:
-        given = [ModelSample.whole(sample.token_ids, sample.media) for sample in samples]
-        with torch.no_grad():
-            rewards = self._model(given, of_samples=True)
-        return rewards.float().tolist()
 
 
 def batch_tokens(*, has_gpu: bool) -> int:

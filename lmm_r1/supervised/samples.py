@@ -120,8 +120,7 @@ class _Turns:
         for left_out in ("", _SPACE):
             pieces, others = (self._pieces(ids, left_out=left_out) for ids in (known, token_ids))
             if "".join(pieces) == "".join(others):
-                by_character = [flag for piece, flag in zip(pieces, flags, strict=True) for _ in piece]
-                return _by_token(by_character, others)
+                return _by_token([flag for piece, flag in zip(pieces, flags, strict=True) for _ in piece], others)
         return None
 
     def _kept_with_borders(self, known: Sequence[int], *, border: int) -> list[bool]:

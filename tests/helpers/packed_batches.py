@@ -17,7 +17,7 @@ from helpers.tiny_models import make_actor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before
+from lmm_r1.data.sample import PlacedMedia, SampleMedia, placed
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.layout import PackedSegment
@@ -45,7 +45,10 @@ class Batch:
     @property
     def for_model(self) -> list[ModelSample]:
         """Return the samples as a model computes them; those of one prompt are a group."""
-        known = [(sample.prompt, media_before(sample.media, len(sample.prompt))) for sample in self.samples]
+        known = [
+            (sample.prompt, [item.key for item in placed(sample.media) if item.start < len(sample.prompt)])
+            for sample in self.samples
+        ]
         return [
             ModelSample(
                 token_ids=torch.tensor(sample.token_ids),

@@ -125,7 +125,10 @@ def _r1_vlm(columns: Columns) -> RowFields:
     answer = columns.first(*labels) if columns.names.answer is None else columns.answer(*labels)
     if isinstance(answer.value, list):
         answer = Column(name=answer.name, value=json.dumps(answer.value, ensure_ascii=False))
-    sources = [part.get("image") for part in _image_parts(messages)]
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if not isinstance(content, str) for part in listed(content)]
+    images = (part for part in parts if isinstance(part, Mapping) and part.get("type") == "image")
+    sources = [part.get("image") for part in images]
     image = Column(name="image", value=None)
     if not sources or any(source in (None, PLACEHOLDER) for source in sources):
         image = columns.images("image", "images")
@@ -143,12 +146,6 @@ def _r1_vlm(columns: Columns) -> RowFields:
         response=Column(name="messages", value=last),
         prefill=response_text(last) or "",
     )
-
-
-def _image_parts(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    parts = [part for content in contents if not isinstance(content, str) for part in listed(content)]
-    return [part for part in parts if isinstance(part, Mapping) and part.get("type") == "image"]
 
 
 def _without_placeholders(message: Any) -> Any:

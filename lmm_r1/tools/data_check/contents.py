@@ -195,7 +195,8 @@ def content_of(row: Row) -> RowContent:
         return read[id(part)]
 
     def digest(turns: Sequence[Message]) -> bytes:
-        made = hashlib.sha256(b"".join(map(_normalised, turns)))
+        normalised = (f"{turn.role}\0{''.join(_text(turn.parts).split()).casefold()}\0" for turn in turns)
+        made = hashlib.sha256("".join(normalised).encode())
         for found in (images_of(turns), videos_of(turns)):
             for part in found:
                 made.update(pixels(part))
@@ -223,10 +224,6 @@ def content_of(row: Row) -> RowContent:
 def is_conversation(row: Row) -> bool:
     """Return whether a row ends with a turn to train on, so that it is not a prompt."""
     return row.messages[-1].role == "assistant"
-
-
-def _normalised(message: Message) -> bytes:
-    return f"{message.role}\0{''.join(_text(message.parts).split()).casefold()}\0".encode()
 
 
 def _text(parts: Iterable[object]) -> str:

@@ -312,7 +312,11 @@ def print_board(board: Board) -> None:
         console.print(_file_table(board, file))
         played = {name: told for name, scores in board.scores(file).items() if (told := episode_columns(scores))}
         if played:
-            console.print(_episode_table(file, played))
+            names = columns(played.values())
+            table = _table(f"{file.name}: means of an episode, and how they ended in percent", names)
+            for checkpoint, values in played.items():
+                table.add_row(*map(Text, [checkpoint, *(values.get(column, NONE) for column in names)]))
+            console.print(table)
     if board.comparisons:
         console.print(_comparison_table(board))
 
@@ -342,14 +346,6 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
             ]
             table.add_row(*map(Text, cells), style="bold" if name in best else None)
         table.add_section()
-    return table
-
-
-def _episode_table(file: MeasuredFile, played: Mapping[str, Mapping[str, str]]) -> Table:
-    names = columns(played.values())
-    table = _table(f"{file.name}: means of an episode, and how they ended in percent", names)
-    for checkpoint, values in played.items():
-        table.add_row(*map(Text, [checkpoint, *(values.get(column, NONE) for column in names)]))
     return table
 
 

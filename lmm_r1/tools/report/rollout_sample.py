@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.records.rollouts import DROP_WORDS, END_WORDS, RecordedPart, RecordedRollout, RecordedTurn, SampledResponse
+from lmm_r1.records.rollouts import DROP_WORDS, END_WORDS, RecordedPart, RecordedRollout, SampledResponse
 from lmm_r1.records.run_folder import Stage
 from lmm_r1.tools.evaluation.page_parts import MAX_BYTES, MIN_BYTES, ImageError, data_uri, script_json
 
@@ -85,7 +85,15 @@ def episode_record(rollout: RecordedRollout, *, images: InlineImages, folder: Pa
     """Return the page's data about a rollout's episode; empty values for a single response."""
     noted = [name for name in NOTED if name in rollout.scores] if rollout.end is not None else []
     return {
-        "said": [_turn(turn, images=images, folder=folder) for turn in rollout.said],
+        "said": [
+            {
+                "role": turn.role,
+                "parts": [shown_part(part, images=images, folder=folder) for part in turn.parts],
+                "calls": [asdict(call) for call in turn.calls],
+                "rewards": turn.rewards,
+            }
+            for turn in rollout.said
+        ],
         "ended": END_WORDS.get(rollout.end, rollout.end) if rollout.end is not None else None,
         "why_ended": WHY_ENDED.get(rollout.end, "") if rollout.end is not None else "",
         # The entries of `scores` that are not rewards.
@@ -103,15 +111,6 @@ def shown_part(part: RecordedPart, *, images: InlineImages, folder: Path) -> dic
     except ImageError as error:
         shown = "data URI" if part.value.startswith("data:") else part.value
         return {"missing": f"{shown}: {error}", **cut}
-
-
-def _turn(turn: RecordedTurn, *, images: InlineImages, folder: Path) -> dict[str, object]:
-    return {
-        "role": turn.role,
-        "parts": [shown_part(part, images=images, folder=folder) for part in turn.parts],
-        "calls": [asdict(call) for call in turn.calls],
-        "rewards": turn.rewards,
-    }
 
 
 DEFAULT_MAX_ROLLOUTS = 5000
