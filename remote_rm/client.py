@@ -264,8 +264,7 @@ class RewardClient:
 async def _request_once(
     session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[Any]], *, timeout_s: float
 ) -> list[Score]:
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with session.post(endpoint, json=payload, timeout=timeout) as reply:
+    async with session.post(endpoint, json=payload, timeout=aiohttp.ClientTimeout(total=timeout_s)) as reply:
         body, status = await _text(reply, endpoint=endpoint), reply.status
         retry_after = reply.headers.get("Retry-After", "")
     if (status >= 500 and status != 501) or status in (408, 429):

@@ -60,8 +60,7 @@ class RewardRequest(BaseModel):
 
     @model_validator(mode="after")
     def _lists_are_parallel(self) -> Self:
-        columns = {name: getattr(self, name) for name in type(self).model_fields}
-        check_parallel("the lists of one request", columns)
+        check_parallel("the lists of one request", {name: getattr(self, name) for name in type(self).model_fields})
         return self
 
 

@@ -269,8 +269,7 @@ class ToolEnvironment(Environment):
         ]
         explained = TextPart(self.explained(row))
         if messages and messages[0].role == "system":
-            parts = (*messages[0].parts, TextPart("\n\n"), explained)
-            messages[0] = replace(messages[0], parts=merged_texts(parts))
+            messages[0] = replace(messages[0], parts=merged_texts((*messages[0].parts, TextPart("\n\n"), explained)))
         else:
             messages.insert(0, Message(role="system", parts=(explained,)))
         return replace(row, messages=tuple(messages))
@@ -350,8 +349,7 @@ class ToolEpisode(Episode):
             return ToolOutcome(problem=str(error), tool=name, end="malformed")
         except ToolFailed as error:
             return ToolOutcome(problem=f"the tool failed: {error}", tool=name, end="failed")
-        names = tuple(self._images.add(image) for image in result.images)
-        return ToolOutcome(result=result, names=names, tool=name)
+        return ToolOutcome(result=result, names=tuple(self._images.add(image) for image in result.images), tool=name)
 
 
 def explained_tools(tools: Sequence[Tool], *, has_images: bool) -> str:

@@ -147,8 +147,7 @@ class Evaluation:
             raise UserError(
                 f"{checkpoint} on {file} was not measured; there are {', '.join(names)} on {', '.join(files)}"
             )
-        scores = self.board.cells[checkpoint, file].all
-        return scores.verifiers[files[file].verifier].accuracy.mean
+        return self.board.cells[checkpoint, file].all.verifiers[files[file].verifier].accuracy.mean
 
 
 def evaluate(

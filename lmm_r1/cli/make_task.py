@@ -106,8 +106,7 @@ def run(config: MakeTaskConfig) -> None:
     check_writable(config.output, overwrite=config.overwrite)
     rows = task.generate(split=config.split, modality=config.modality, rows=config.rows, seed=config.seed)
     record = _recording(config)
-    records = (record(row) for row in rows)
-    count = write_row_folder(records, output=config.output, overwrite=config.overwrite)
+    count = write_row_folder((record(row) for row in rows), output=config.output, overwrite=config.overwrite)
     kind = "rows with solutions" if config.solutions else "rows"
     kind = f"episodes of {config.agent}" if config.agent else kind
     print(f"wrote {count} {kind} of {config.task} ({config.modality}, {config.split}) to {config.output}")
@@ -126,8 +125,7 @@ def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], Mapping[str, objec
     # Imported when they are needed: they read images.
     from lmm_r1.agents.environment import demonstration_of, load_environment
 
-    options = json_object(config.agent_options, flag="--agent_options")
-    environment = load_environment(config.agent, options=options)
+    environment = load_environment(config.agent, options=json_object(config.agent_options, flag="--agent_options"))
 
     def played(made: TaskRow) -> Mapping[str, object]:
         record = made.record(solution=False)

@@ -81,8 +81,7 @@ def report(config: ReportConfig) -> None:
             _say(f"{names[place]}, {_told(row, files, scores)}")
     else:
         output = config.output or run.folder / "report.html"
-        page = build_report(run, seconds=config.seconds, max_rollouts=config.max_rollouts)
-        write_atomically(output, text=page)
+        write_atomically(output, text=build_report(run, seconds=config.seconds, max_rollouts=config.max_rollouts))
         if runs[0].is_curriculum:
             write_summary(run, path=run.folder / "summary.json", seconds=config.seconds)
         for row in stage_rows(run):

@@ -181,8 +181,7 @@ def _said(place: int, code: int, folder: Path, *, prog: str) -> str:
     """Return the message of a process that failed."""
     if (folder / f"{place}.error").exists():
         # What failed because of it failed later.
-        first = min(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
-        return first.read_text().rstrip()
+        return min(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns).read_text().rstrip()
     how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
     advice = "; the machine may be out of memory" if -code == signal.SIGKILL else ""
     return f"{prog}: error: rank {place} {how}{advice}"

@@ -313,8 +313,7 @@ class PartWeight:
 
 def part_weights(reward: RewardConfig) -> tuple[PartWeight, ...]:
     """Return the weights of `--reward.part_weights` in its order; raises UserError for what is none."""
-    given = json_object(reward.part_weights, flag=FLAG)
-    weights = tuple(_part_weight(name, value) for name, value in given.items())
+    weights = tuple(_part_weight(name, value) for name, value in json_object(reward.part_weights, flag=FLAG).items())
     known: dict[tuple[str, ...], str] = {}
     for weight in weights:
         same = known.setdefault(tuple(sorted(weight.factors)), weight.name)

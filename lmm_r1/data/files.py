@@ -186,8 +186,7 @@ def found_records(
 
 def first_columns(path: str, *, split: str = "train") -> set[str]:
     """Return the columns of a file's first records, from which its format is detected."""
-    first = itertools.islice(all_records(path, split=split), BATCH_ROWS)
-    return {name for fields, _, _ in first for name in fields}
+    return {name for fields, _, _ in itertools.islice(all_records(path, split=split), BATCH_ROWS) for name in fields}
 
 
 def _checked(record: Any, *, location: str) -> RawRow:

@@ -259,8 +259,7 @@ def read_pairs(
         return row if check is None else check(row)
 
     rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
-    kind = " of the kind preference"
-    return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped, kind=kind)
+    return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped, kind=" of the kind preference")
 
 
 def read_pair(

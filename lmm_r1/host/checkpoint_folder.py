@@ -277,8 +277,7 @@ def _put_in_place(folder: Path, tag: str) -> None:
 
 def _free_name(folder: Path, name: str) -> Path:
     """Return an unused name for a folder to be deleted; earlier ones may still exist."""
-    numbers = itertools.count()
-    return next(path for number in numbers if not (path := folder / f"{DELETING}{name}.{number}").exists())
+    return next(path for number in itertools.count() if not (path := folder / f"{DELETING}{name}.{number}").exists())
 
 
 def _discard(folder: Path, tag: str) -> None:

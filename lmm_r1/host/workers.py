@@ -52,8 +52,7 @@ def reserve(gpus: int) -> Reservation:
             free,
         )
     ray.get(ready)
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    return Reservation(group=group, bundles=by_node(nodes))
+    return Reservation(group=group, bundles=by_node(placement_group_table(group)["bundles_to_node_id"]))
 
 
 def by_node(nodes: Mapping[int, str]) -> tuple[int, ...]:

@@ -172,8 +172,7 @@ def first_line(error: BaseException) -> str:
 def picture(width: int, height: int) -> Image.Image:
     """Return a picture of random pixels, always the same."""
     generator = torch.Generator().manual_seed(width * height)
-    pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
-    return Image.fromarray(pixels.numpy())
+    return Image.fromarray(torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8).numpy())
 
 
 @dataclass(frozen=True)

@@ -401,12 +401,10 @@ def as_bordered_text(
 
 def with_system_placed(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> Sequence[Message]:
     """Return messages whose system turn opens the user's first turn if the chat template refuses or drops such turns."""
-    roles = [message.role for message in messages[:2]]
-    if roles != ["system", "user"] or _known(kit, processor).takes_system:
+    if [message.role for message in messages[:2]] != ["system", "user"] or _known(kit, processor).takes_system:
         return messages
     system, user, *others = messages
-    parts = merged_texts((*system.parts, TextPart("\n\n"), *user.parts))
-    return [replace(user, parts=parts), *others]
+    return [replace(user, parts=merged_texts((*system.parts, TextPart("\n\n"), *user.parts))), *others]
 
 
 def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:

@@ -327,8 +327,7 @@ class LmmKit(KitFacts, ABC):
         """Return the width and height to which an image is resized because of its pixel bounds."""
         if (limits := self.pixel_limits(processor)) is None:
             return width, height
-        factor = self.side_factor(processor)
-        return bounded_image_size(part, width=width, height=height, limits=limits, factor=factor)
+        return bounded_image_size(part, width=width, height=height, limits=limits, factor=self.side_factor(processor))
 
     def shown_images(
         self, processor: Processor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]

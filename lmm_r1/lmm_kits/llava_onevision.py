@@ -105,8 +105,7 @@ class LlavaOnevisionKit(LmmKit):
 
     def pixel_limits(self, processor: LlavaOnevisionProcessor) -> tuple[int, int]:
         """Return 1 and the pixels of the processor's largest grid of crops."""
-        grids = processor.image_processor.image_grid_pinpoints
-        return 1, max(height * width for height, width in grids)
+        return 1, max(height * width for height, width in processor.image_processor.image_grid_pinpoints)
 
     def tokens_of_size(self, processor: LlavaOnevisionProcessor, width: int, height: int) -> int:
         return processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]

@@ -191,9 +191,8 @@ def train_named_tokenizer(
 
     tokenizer = train_tokenizer(tokens, corpus, vocab_size=vocab_size)
     if tokens.first is not None:
-        number = tokenizer.convert_tokens_to_ids(tokens.first)
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{tokens.first} $A", special_tokens=[(tokens.first, number)]
+            single=f"{tokens.first} $A", special_tokens=[(tokens.first, tokenizer.convert_tokens_to_ids(tokens.first))]
         )
     if not tokens.names:
         return tokenizer

@@ -107,8 +107,7 @@ def read_metrics(path: Path) -> MetricLog:
         elif before is not None:
             repeated.add(row.step)
         newest = rows[row.step] = row
-    ordered = tuple(rows[step] for step in sorted(rows))
-    return MetricLog(rows=ordered, torn_lines=torn, repeated_steps=len(repeated))
+    return MetricLog(rows=tuple(rows[step] for step in sorted(rows)), torn_lines=torn, repeated_steps=len(repeated))
 
 
 def _metric_row(record: dict[str, object], *, place: str) -> MetricRow:

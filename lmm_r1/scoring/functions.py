@@ -165,8 +165,7 @@ class OpenRLHFFunction(FunctionProtocol):
         key = self._settings.score_key
         if key is not None and key not in logs:
             raise KeyError(f"--reward.score_key {key} is not in extra_logs: {', '.join(logs) or 'empty'}")
-        given = reply.get("scores", rewards)
-        scores = _numbers(given, count=count, of="scores: ") if key is None else logs[key]
+        scores = _numbers(reply.get("scores", rewards), count=count, of="scores: ") if key is None else logs[key]
         return [
             Score.of_reply(reward=reward, score=score, extra_logs=own)
             for reward, score, own in zip(rewards, scores, parts, strict=True)
@@ -204,7 +203,6 @@ class EasyR1Function(FunctionProtocol):
 
     def _calls(self, batch: Sequence[ScoredResponse]) -> Iterator[tuple[object, ...]]:
         """Yield the positional arguments of each call."""
-        images = images_of_rows([item.row for item in batch])
         inputs = [
             {
                 **item.row.columns,
@@ -215,7 +213,7 @@ class EasyR1Function(FunctionProtocol):
                 "images": own,
                 **({} if item.moment is None else asdict(item.moment)),
             }
-            for item, own in zip(batch, images, strict=True)
+            for item, own in zip(batch, images_of_rows([item.row for item in batch]), strict=True)
         ]
         texts = [(item.response, item.row.answer) for item in batch]
         if self._kind == SEQUENTIAL:

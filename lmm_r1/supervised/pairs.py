@@ -245,12 +245,10 @@ def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any)
     others = encoded.engine_token_ids
     same = next((place for place, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1]), None)
     same = min(len(ids), len(others)) if same is None else same
-    placeholders = kit.placeholder_ids(processor)
-    if not placeholders.isdisjoint([*ids[same:], *others[same:]]):
+    if not kit.placeholder_ids(processor).isdisjoint([*ids[same:], *others[same:]]):
         return None
     expanded = len(encoded.token_ids) - len(others)
-    token_ids = [*encoded.token_ids[: same + expanded], *ids[same:]]
-    return replace(encoded, token_ids=token_ids, engine_token_ids=ids)
+    return replace(encoded, token_ids=[*encoded.token_ids[: same + expanded], *ids[same:]], engine_token_ids=ids)
 
 
 def _side(row: Row, encoded: EncodedPrompt, *, first: int, kit: LmmKit, processor: Any) -> SFTSample:

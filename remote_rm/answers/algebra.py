@@ -351,8 +351,7 @@ def _same_equation(answer: str, gold: str) -> bool | None:
     """Whether one equation is a multiple of the other; only linear ones are found to be different."""
     at_first: tuple[Value, Value] | None = None
     for place in range(len(TURNS)):
-        differences = [_difference(equation, place) for equation in (answer, gold)]
-        one, other = differences
+        one, other = [_difference(equation, place) for equation in (answer, gold)]
         if one is None or other is None or abs(one.number) <= one.error:
             return None
         at_first = at_first or (one, other)

@@ -354,8 +354,7 @@ def _values_by_name(items: list[str]) -> dict[str, str] | None:
 
 def _match_in_order(answers: Iterable[str], golds: Iterable[str], undecided: Undecided) -> bool | None:
     pairs = zip(map(normalize, answers), map(normalize, golds), strict=True)
-    verdicts = [match_value(answer, gold, undecided) for answer, gold in pairs]
-    return all_of(verdicts)
+    return all_of([match_value(answer, gold, undecided) for answer, gold in pairs])
 
 
 def _match_unordered(answer_items: list[str], gold_items: list[str], undecided: Undecided) -> bool | None:

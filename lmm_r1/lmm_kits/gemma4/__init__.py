@@ -98,8 +98,7 @@ class PaddedPatches(FeaturePoint):
 
     def rows(self, owner: torch.nn.Module, item: Item) -> int:
         config: Any = owner.config
-        real = (item[self.beside[0]] != -1).all(dim=-1).sum()
-        return int(real) // config.pooling_kernel_size**2
+        return int((item[self.beside[0]] != -1).all(dim=-1).sum()) // config.pooling_kernel_size**2
 
 
 class Gemma4Kit(LmmKit):
@@ -172,9 +171,8 @@ class Gemma4Kit(LmmKit):
         side = vision.pooling_kernel_size
         rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
         places = torch.stack([columns.flatten(), rows.flatten()], dim=-1)[None]
-        pixels = torch.zeros(1, side**2, 3 * vision.patch_size**2)
         return [config.boi_token_id, config.image_token_id, config.eoi_token_id], {
-            "pixel_values": pixels,
+            "pixel_values": torch.zeros(1, side**2, 3 * vision.patch_size**2),
             "image_position_ids": places,
         }
 

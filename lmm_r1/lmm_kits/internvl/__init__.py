@@ -139,8 +139,7 @@ class InternVlKit(LmmKit):
     ) -> dict[str, dict[str, Any]]:
         """Return vLLM's limits, the class of `engine_model`, and the name of the language model, which vLLM looks up."""
         arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        language_model = LANGUAGE_MODELS[config.text_config.model_type]
-        arguments["hf_overrides"]["text_config"] = {"architectures": [language_model]}
+        arguments["hf_overrides"]["text_config"] = {"architectures": [LANGUAGE_MODELS[config.text_config.model_type]]}
         return arguments
 
     def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> InternVLConfig:

@@ -88,8 +88,7 @@ class Phi4Processor(BaseMultiModalProcessor[Phi4ProcessingInfo]):
             item = out_mm_kwargs["image"][index]
             size: torch.Tensor = item["image_sizes"].data
             masks: torch.Tensor = item["image_attention_mask"].data
-            grid = crop_grid(size, crop_size=config.crop_size)
-            return [config.image_token_id] * num_placeholders(masks, grid=grid)
+            return [config.image_token_id] * num_placeholders(masks, grid=crop_grid(size, crop_size=config.crop_size))
 
         return [PromptReplacement(modality="image", target=[config.image_token_id], replacement=replacement)]
 

@@ -47,10 +47,9 @@ class TimedVideoDummies(Qwen2VLDummyInputsBuilder):
     """The inputs with which vLLM measures its memory."""
 
     def _get_dummy_videos(self, **size: Any) -> list[tuple[Any, dict[str, object]]]:
-        videos = super()._get_dummy_videos(**size)
         return [
             (frames, {"fps": 2.0, "total_num_frames": len(frames), "frames_indices": list(range(len(frames)))})
-            for frames in videos
+            for frames in super()._get_dummy_videos(**size)
         ]
 
 

@@ -159,8 +159,7 @@ def run_job(
     """
     totals = JobTotals()
     pictures = PictureFolder.next_to(log.path)
-    kept = (outcome.with_images(pictures.kept) for outcome in outcomes)
-    for outcome in in_order(kept, order=order):
+    for outcome in in_order((outcome.with_images(pictures.kept) for outcome in outcomes), order=order):
         try:
             if outcome.reason is not None:
                 raise UserError(outcome.reason)

@@ -60,11 +60,10 @@ class RayEngines:
         gpus = settings.tensor_parallel_size if cpu.has_cuda() else 0
         self._actors = [actor.options(num_gpus=gpus, num_cpus=1).remote() for _ in range(count)]
         # Engines that sample must not all draw the same numbers.
-        seeds = (settings.seed + number for number in range(count))
         ray.get(
             [
                 actor.load.remote(backend, path, replace(settings, seed=seed), episodes)
-                for actor, seed in zip(self._actors, seeds, strict=True)
+                for actor, seed in zip(self._actors, (settings.seed + number for number in range(count)), strict=True)
             ]
         )
 

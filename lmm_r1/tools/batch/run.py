@@ -141,8 +141,7 @@ def _generate(
     everything: dict[int, Row | str] = {**rows, **{row.index: row.reason for row in skipped}}
     todo = {index: everything[index] for index in sorted(everything) if index >= first}
     prompt = told_prompt(config.system_prompt, rows.values(), flag="--system_prompt")
-    told = (read.summary_as_prompts, prompt, fitting.told(prefix="--"))
-    summary = "\n".join(filter(None, told))
+    summary = "\n".join(filter(None, (read.summary_as_prompts, prompt, fitting.told(prefix="--"))))
     plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), summary=summary)
     if not todo:
         return plan, JobTotals()
@@ -243,8 +242,7 @@ def _responder(
 def _episodes(config: BatchConfig) -> EpisodeSettings | None:
     if config.agent is None:
         return None
-    limits = episode_limits(config)
-    episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
+    episodes = EpisodeSettings(agent=config.agent, limits=episode_limits(config), seed=config.seed, pictures="whole")
     environment = episodes.environment()
     if config.reward is not None:
         item = Item(prompt="", response="", label="")

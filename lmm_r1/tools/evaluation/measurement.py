@@ -358,8 +358,7 @@ def _fitted(
     if subject.path == config.endpoint or config.agent is not None or config.overlong_images == "keep":
         return file.rows
     checkpoint = Checkpoint(split_adapter(subject.path, None)[0], trust_remote_code=config.trust_remote_code)
-    wanted = file.sampling["max_new_tokens"]
-    fitting = ImageFitting(checkpoint=checkpoint, max_len=config.max_model_len, wanted=wanted)
+    fitting = ImageFitting(checkpoint=checkpoint, max_len=config.max_model_len, wanted=file.sampling["max_new_tokens"])
     rows = {index: fitting.fitted(row) for index, row in file.rows.items()}
     if told := fitting.told(prefix="--"):
         report(f"{subject.said}: {file.name}: {told}")
@@ -392,8 +391,7 @@ def _answers(
             report(f"{what} {done}/{len(rows)} rows")
     if not found:
         raise UserError(f"none of {len(rows)} rows can be answered; the first: {skipped[0].reason}")
-    ordered = {index: found[index] for index in rows if index in found}
-    return ordered, tuple(skipped), time.perf_counter() - began
+    return {index: found[index] for index in rows if index in found}, tuple(skipped), time.perf_counter() - began
 
 
 def _measured(

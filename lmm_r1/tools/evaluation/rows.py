@@ -217,8 +217,7 @@ def judge_responses(
     for verifier in file.verifiers:
         judge = judges.get(verifier)
         if listed := reward_list(verifier):
-            each = zip(*(judged[part.source] for part in listed), strict=True)
-            sums = (sum_of(listed, scores) for scores in each)
+            sums = (sum_of(listed, scores) for scores in zip(*(judged[part.source] for part in listed), strict=True))
             judged[verifier] = [replace(one, score=one.reward) for one in sums]
         elif judge is None:
             judged[verifier] = environment_scores(verifier, played)

@@ -319,8 +319,7 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
     # Of the arguments, whether they are `key=value`.
     read = _of_settings if launch.table in (VERL, EASYR1) else _of_flags
-    run = read(launch, settings, path=path, remarks=remarks)
-    return run._replace(why_open=script.why_open, remarks=remarks)
+    return read(launch, settings, path=path, remarks=remarks)._replace(why_open=script.why_open, remarks=remarks)
 
 
 def _find_launch(script: Script, *, path: Path, remarks: list[Note]) -> Launch:

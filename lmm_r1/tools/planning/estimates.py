@@ -177,8 +177,7 @@ class ModelEstimate:
 
     def holding(self, size: int) -> ModelEstimate:
         """Return the same with so many more bytes in each pass."""
-        passes = replace(self.passes, floor=self.passes.floor + size, base=self.passes.base + size)
-        return replace(self, passes=passes)
+        return replace(self, passes=replace(self.passes, floor=self.passes.floor + size, base=self.passes.base + size))
 
 
 @lru_cache(maxsize=64)

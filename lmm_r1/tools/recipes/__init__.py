@@ -187,8 +187,7 @@ class Recipe(_Checked):
     @property
     def digest(self) -> str:
         """SHA-256 of all that the rows depend on, independent of comments and the order of fields."""
-        fields = self.model_dump(mode="json")
-        canonical = json.dumps(fields, sort_keys=True, ensure_ascii=False)
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 

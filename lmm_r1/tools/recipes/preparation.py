@@ -388,8 +388,7 @@ class Preparation:
         made = None if overwrite else read_manifest(self.output)
         if made is not None:
             self._check_same(made, settings)
-            skipped = read_skipped(self.output / LEFT_OUT_FILE)
-            return Prepared(manifest=made, left_out=skipped, was_complete=True)
+            return Prepared(manifest=made, left_out=read_skipped(self.output / LEFT_OUT_FILE), was_complete=True)
         check_writable(self.output, overwrite=overwrite, parts=PARTS)
         source = self._files()
         with row_folder(self.output, overwrite=overwrite, parts=PARTS) as folder:

@@ -206,11 +206,10 @@ def time_line(metrics: MetricLog) -> TimeLine | None:
             )
     totals = {lane: sum(spans[lane][1] - spans[lane][0] for _, spans in parts) for lane in LANES}
     busy = ", ".join(f"{lane} {duration(total)}" for lane, total in totals.items())
-    took = duration(max(moments) - min(moments))
     return TimeLine(
         bars=tuple(bars),
         ticks=tuple(axis.ticks(duration)),
-        label=f"Steps {parts[0][0]} to {parts[-1][0]} in {took}: {busy}",
+        label=f"Steps {parts[0][0]} to {parts[-1][0]} in {duration(max(moments) - min(moments))}: {busy}",
     )
 
 

@@ -177,8 +177,7 @@ class DigitsTask:
         """A question and `fewest` to `most` digits in order that belong to `split`."""
         while True:
             question = rng.choice(QUESTIONS)
-            count = rng.randint(fewest, most)
-            digits = tuple(rng.randrange(10) for _ in range(count))
+            digits = tuple(rng.randrange(10) for _ in range(rng.randint(fewest, most)))
             if split_of(combination(question, digits)) == split:
                 return question, digits
 

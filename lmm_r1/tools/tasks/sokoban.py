@@ -122,8 +122,7 @@ class SokobanTask:
 
 def room_name(level: Level) -> str:
     """A name that a level's room, its walls and goals, shares with its mirror images and rotations."""
-    room = replace(level, boxes=frozenset(), player=(-1, -1))
-    lines, texts = level_text(room).split("\n"), []
+    lines, texts = level_text(replace(level, boxes=frozenset(), player=(-1, -1))).split("\n"), []
     for _ in range(4):
         lines = ["".join(column) for column in zip(*lines[::-1], strict=True)]
         texts += ["\n".join(lines), "\n".join(line[::-1] for line in lines)]

@@ -205,8 +205,7 @@ class VisualSearchTask:
         if kind == "text":
             rng.shuffle(tiles)
             return f"Tiles: {', '.join(f'{tile.colour} {tile.value}' for tile in tiles)}. {question}"
-        picture = self.draw(tiles, noise=self.noise(rng))
-        shown = {"type": "image", "image": picture, "max_pixels": self.view_px**2}
+        shown = {"type": "image", "image": self.draw(tiles, noise=self.noise(rng)), "max_pixels": self.view_px**2}
         return [shown, {"type": "text", "text": question}]
 
     def box(self, tile: Tile) -> list[int]:
@@ -227,8 +226,7 @@ class VisualSearchTask:
 
     def noise(self, rng: random.Random) -> NDArray[np.int16]:
         """A random brightness of each block, `(view_px, view_px, 1)`."""
-        shape = (self.view_px, self.view_px, 1)
-        drawn = np.frombuffer(rng.randbytes(self.view_px**2), dtype=np.uint8).reshape(shape)
+        drawn = np.frombuffer(rng.randbytes(self.view_px**2), dtype=np.uint8).reshape((self.view_px, self.view_px, 1))
         return (drawn % (2 * NOISE + 1)).astype(np.int16) - NOISE
 
     def draw(self, tiles: list[Tile], *, noise: NDArray[np.int16]) -> Image.Image:
