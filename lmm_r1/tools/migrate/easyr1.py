@@ -13,7 +13,6 @@ from lmm_r1.tools.migrate.table import (
     Given,
     Note,
     Results,
-    Rule,
     Table,
     checkpoints_kept,
     derived,
@@ -296,15 +295,13 @@ def _records(given: Given) -> Results:
     yield from checkpoints_kept(given, "trainer.save_limit", "trainer.save_model_only")
 
 
-_RULES: tuple[Rule, ...] = (
-    *(batches, _advantages, _filter, _loss, _optimizer, _rows, lengths, overlong_prompts, _gpus, _validation),
-    *(_reward, _critic, _records),
-)
-
 EASYR1 = Table(
     system="EasyR1",
     command="train_ppo_ray",
     settings=settings_of("easyr1"),
-    rules=_RULES,
+    rules=(
+        *(batches, _advantages, _filter, _loss, _optimizer, _rows, lengths, overlong_prompts, _gpus, _validation),
+        *(_reward, _critic, _records),
+    ),
     names=names_of("easyr1_names"),
 )

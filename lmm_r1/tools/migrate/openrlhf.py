@@ -110,10 +110,6 @@ def _images(given: Given) -> Results:
         yield Flag("actor.freeze_prefix", prefixes)
 
 
-_LATER_NAMES = {"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"}
-"""Names in versions between 0.9 and 0.10."""
-
-
 def _table(command: Command, groups: str) -> Table:
     known = leaf_types(CONFIG_CLASSES[command])
     shared = (one for one in settings_of("openrlhf_shared openrlhf_supervised") if set(one.flags) <= known.keys())
@@ -123,7 +119,8 @@ def _table(command: Command, groups: str) -> Table:
         settings=(*shared, *settings_of(groups)),
         rules=(_machine,),
         prefix="--",
-        names=_LATER_NAMES,
+        # In versions between 0.9 and 0.10.
+        names={"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"},
     )
 
 
@@ -151,11 +148,8 @@ def dotted_table(command: Command) -> Table:
     known = leaf_types(CONFIG_CLASSES[command])
     theirs = {one.flag: one.theirs for one in DIFFERENCES if one.command == command and one.teaches}
     same = (Setting(name, theirs.get(name, OURS), (name,)) for name in known if name != _KEY)
-    fixed = [
-        Setting(name, one.value, says=one.instead, harmless=(one.value,))
-        for name, one in only_defaults(known).items()
-        if name != _RING
-    ]
+    defaults = {name: one for name, one in only_defaults(known).items() if name != _RING}
+    fixed = [Setting(name, one.value, says=one.instead, harmless=(one.value,)) for name, one in defaults.items()]
     correction = (_CORRECTS, _CORRECTION_TYPE) if command == "train_ppo_ray" else ()
     return Table(
         system="OpenRLHF 0.11",

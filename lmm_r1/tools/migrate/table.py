@@ -47,6 +47,11 @@ OURS: Final = object()
 """Used instead of a default: if the setting is not given, ours applies."""
 
 
+_GROUPS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8")
+)
+
+
 class Setting(NamedTuple):
     """A setting of another system: flags of ours that take its value, or a rule that reads it, or neither."""
 
@@ -71,7 +76,7 @@ def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
         words: replace their names in braces in our flags.
     """
     taken: list[Setting] = []
-    for rows in map(_groups().__getitem__, groups.split()):
+    for rows in map(_GROUPS.__getitem__, groups.split()):
         for name, row in rows.get("flags", {}).items():
             flags, *default = row if isinstance(row, list) else [row]
             named = (flag.format(**words) for flag in (flags if isinstance(flags, list) else [flags]))
@@ -90,12 +95,7 @@ def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
 
 def names_of(group: str) -> Mapping[str, Any]:
     """Return a mapping of `settings.yaml`: the table's names by other names, or defaults by names."""
-    return _groups()[group]
-
-
-@functools.cache
-def _groups() -> Mapping[str, Mapping[str, Any]]:
-    return yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
+    return _GROUPS[group]
 
 
 class Flag(NamedTuple):
@@ -285,12 +285,9 @@ def convert(
             notes += [lacks(name, says)] if not own and not by_rule and value not in harmless else []
         elif value is not OURS:
             theirs |= dict.fromkeys(own, value)
-    for rule in table.rules:
-        for result in rule(given):
-            if isinstance(result, Note):
-                notes.append(result)
-            else:
-                flags[result.name] = result.value
+    results = [result for rule in table.rules for result in rule(given)]
+    notes += [result for result in results if isinstance(result, Note)]
+    flags |= dict(result for result in results if isinstance(result, Flag))
     for one in table.settings:
         if one.by_rule and one.name not in given.read and values.get(one.name, one.default) != one.default:
             notes.append(lacks(one.name, "it has no effect with the other settings"))
@@ -353,11 +350,8 @@ def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterato
 
 def missing(conversion: Conversion) -> list[str]:
     """Return which of model and rows the converted settings do not name."""
-    plays = conversion.command == "train_ppo_ray"
-    needed = {
-        "model": "actor.model_name_or_path" if plays else "model.model_name_or_path",
-        "rows": "data.prompt_dataset" if plays else "data.dataset",
-    }
+    model, rows = ("actor", "prompt_dataset") if conversion.command == "train_ppo_ray" else ("model", "dataset")
+    needed = {"model": f"{model}.model_name_or_path", "rows": f"data.{rows}"}
     return [f"{what} (--{flag})" for what, flag in needed.items() if not conversion.flags.get(flag)]
 
 

@@ -200,7 +200,6 @@ _RIGHT = "acc"
 """The only metric of DAPO's filter that does not name a reward."""
 _LEAST_STD = {_REJECTION: 1e-4, _FILTER: 1e-6}
 _OVERLONG = "reward_model.overlong_buffer"
-_PROMPT = "data.system_prompt"
 _TOKENWISE = f"{ACTOR}.use_token_level_loss"
 
 
@@ -243,18 +242,15 @@ def _rows(given: Given) -> Results:
     yield Flag("data.input_key", given["data.prompt_key"] if given.has("data.prompt_key") else prompt)
     yield Flag("data.label_key", given["data.answer_key"] if given.has("data.answer_key") else answer)
     # Tokens of a dynamic batch, which replace the micro-batch size in verl.
-    for setting, flag in (
-        (f"{ACTOR}.ppo_max_token_len_per_gpu", "train.max_tokens_per_gpu"),
-        (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", "rollout.max_tokens_per_gpu"),
-    ):
+    for owner, flag in ((f"{ACTOR}.ppo", "train"), (f"{ROLLOUT}.log_prob", "rollout")):
+        setting = f"{owner}_max_token_len_per_gpu"
         if given.switch("worker.actor.dynamic_batching") and given[setting] is not None:
-            yield Flag(flag, given.whole(setting))
+            yield Flag(f"{flag}.max_tokens_per_gpu", given.whole(setting))
     if given[f"{_OVERLONG}.enable"]:
         factor = f"{_OVERLONG}.penalty_factor"
         yield Flag("reward.overlong_buffer_len", given.whole(f"{_OVERLONG}.len"))
         yield Flag("reward.overlong_penalty_factor", 1.0 if given[factor] is None else given.number(factor))
-    mode = given.text("trainer.resume_mode")
-    if mode == "disable":
+    if (mode := given.text("trainer.resume_mode")) == "disable":
         yield Flag("ckpt.load_enable", False)
     elif mode == "resume_path":
         yield lacks("trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model")
@@ -268,10 +264,8 @@ def _rejection(given: Given) -> Results:
         yield Flag("algo.dynamic_filtering_enable", True)
         if switch == _FILTER and given[_METRIC] == _RIGHT:
             yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
-            text = (
-                "a group is kept if its mean score is strictly between 0 and 1; --algo.dynamic_filtering_part selects"
-            )
-            yield differs(_METRIC, f"{text} a part of the reward")
+            text = "a group is kept if its mean score is strictly between 0 and 1; --algo.dynamic_filtering_part"
+            yield differs(_METRIC, f"{text} selects a part of the reward")
         else:
             yield Flag("algo.dynamic_filtering_range", [-math.inf, math.inf])
             yield Flag("algo.dynamic_filtering_min_std", _LEAST_STD[switch])
@@ -310,17 +304,15 @@ def _policy(given: Given) -> Results:
         yield Flag("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
 
 
-_DEFAULTS = names_of("verl_defaults")
-
 VERL = Table(
     system="verl",
     command="train_ppo_ray",
     # A system prompt is text there, and a name here. If several rules set a flag, the last one wins.
     settings=(
         *(
-            one._replace(default=_DEFAULTS.get(one.name, one.default))
+            one._replace(default=names_of("verl_defaults").get(one.name, one.default))
             for one in EASYR1.settings
-            if one.name != _PROMPT
+            if one.name != "data.system_prompt"
         ),
         *settings_of("verl"),
     ),

@@ -186,17 +186,12 @@ def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Reme
         cost = "The engines move their weights out and back in each step."
         yield Remedy(settings={"vllm.enable_sleep": True}, cost=cost)
     if on_gpu and isinstance(config, PPOConfig):
-        shares = (share for share in SHARES if share < (config.vllm.gpu_memory_utilization or 0.0))
-        for share in shares:
-            cost = "Fewer responses are generated at a time."
-            yield Remedy(settings={"vllm.gpu_memory_utilization": share}, cost=cost)
+        cost, most = "Fewer responses are generated at a time.", config.vllm.gpu_memory_utilization or 0.0
+        yield from (Remedy(settings={"vllm.gpu_memory_utilization": one}, cost=cost) for one in SHARES if one < most)
     group, trained = ("actor", config.actor) if isinstance(config, PPOConfig) else ("model", config.model)
     if not trained.gradient_checkpointing_enable or trained.gradient_checkpointing_layers is not None:
-        every: dict[str, object] = {
-            f"{group}.gradient_checkpointing_enable": True,
-            f"{group}.gradient_checkpointing_layers": None,
-        }
-        yield Remedy(settings=every, cost=_TWICE)
+        every = f"{group}.gradient_checkpointing_"
+        yield Remedy(settings={f"{every}enable": True, f"{every}layers": None}, cost=_TWICE)
     fitting = plan.fitting_tokens or 0
     if isinstance(config, PPOConfig) and TOKEN_STEP <= fitting < (config.train.max_tokens_per_gpu or 0):
         yield Remedy(settings={"train.max_tokens_per_gpu": fitting}, cost="Passes of the update are smaller.")
@@ -307,10 +302,9 @@ def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple
 def filled(config: Config, plan: Plan) -> Config:
     """Return settings that were chosen without anything open: what the plan has found, and else what they always were."""
     found: dict[str, object] = {}
-    has_engine = isinstance(config, PPOConfig) and config.vllm.gpu_memory_utilization is None
-    if has_engine and plan.engine_share is not None:
-        found["vllm.gpu_memory_utilization"] = plan.engine_share
     if isinstance(config, PPOConfig):
+        if config.vllm.gpu_memory_utilization is None and plan.engine_share is not None:
+            found["vllm.gpu_memory_utilization"] = plan.engine_share
         if counts_tokens(config):
             found |= {"train.max_tokens_per_gpu": plan.pass_tokens, "rollout.max_tokens_per_gpu": plan.log_prob_tokens}
     return unplanned(dotted.replace(config, found))
@@ -383,9 +377,8 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
         processes = int(os.environ.get("WORLD_SIZE", 1))
         per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
         plan = partial(plan_supervised, processes=processes, per_machine=per_machine)
-    if isinstance(config, PPOConfig) and os.environ.get("RAY_ADDRESS"):
-        return unplanned(config)
-    if config.train.memory_check == "off":
+    on_cluster = isinstance(config, PPOConfig) and os.environ.get("RAY_ADDRESS")
+    if on_cluster or config.train.memory_check == "off":
         return unplanned(config)
     try:
         machine = machine_of(gpu_gib=None, host_gib=None)
@@ -413,9 +406,7 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
 
 def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
     """Return the first row with one image that can be encoded, as the run will encode it; None without such a row."""
-    for row in rows:
-        if len(images_of(row.messages)) != 1:
-            continue
+    for row in (row for row in rows if len(images_of(row.messages)) == 1):
         try:
             encoded = encode_row(row, kit=checkpoint.kit, processor=checkpoint.processor, add_generation_prompt=True)
         except UserError:

@@ -20,7 +20,6 @@ from lmm_r1.tools.planning.estimates import (
     Machine,
     ModelEstimate,
     ModelSettings,
-    PassEstimate,
     PlanImage,
     estimate,
     kept_bytes,
@@ -76,10 +75,6 @@ class PlannedModel:
         if self.states is None:
             return self.context + self.resident + self.gathered + passing
         return self.context + self.states.peak(passing)
-
-    @property
-    def passes(self) -> PassEstimate:
-        return self.estimate.passes
 
 
 def planned_model(
@@ -160,8 +155,8 @@ class Device:
 
     name: str
     models: Sequence[PlannedModel]
-    engine: PlannedEngine | None
-    bucket: int
+    engine: PlannedEngine | None = None
+    bucket: int = 0
     """That carries new weights to the engines."""
 
     def phases(self) -> list[Phase]:
@@ -311,10 +306,8 @@ class Plan:
     @property
     def host_peak(self) -> int:
         """Return the most that one machine's memory holds."""
-        waiting = sum(part.size for part in self.host)
-        if self.machine.gpu_bytes is None:
-            return waiting + sum(device.peak.size for device in self.devices)
-        return waiting
+        devices = self.devices if self.machine.gpu_bytes is None else ()
+        return sum(part.size for part in self.host) + sum(device.peak.size for device in devices)
 
     def _missing(self) -> Iterator[tuple[int, str]]:
         """Yield how many bytes each memory lacks, and a phrase about it."""
@@ -367,11 +360,8 @@ def print_plan(plan: Plan, console: Console) -> None:
 def summary(plan: Plan) -> list[str]:
     """Return a plan in one to three lines: the memory peaks and the passes."""
     machine = plan.machine
-    parts = []
-    if machine.gpu_bytes is not None:
-        for device in plan.devices:
-            peak = device.peak
-            parts.append(f"{device.name} {gib(peak.size)} of {gib(machine.gpu_bytes)} ({peak.name})")
+    peaks = {} if machine.gpu_bytes is None else {device.name: device.peak for device in plan.devices}
+    parts = [f"{name} {gib(peak.size)} of {gib(machine.gpu_bytes or 0)} ({peak.name})" for name, peak in peaks.items()]
     # Only `lmm-r1 plan` does not know it.
     host = " (give --host_memory_gib to check it)" if machine.host_bytes is None else f" of {gib(machine.host_bytes)}"
     parts.append(f"a machine's memory {gib(plan.host_peak)}{host}")
@@ -387,7 +377,7 @@ def _rows(device: Device) -> Iterator[tuple[str, str, int]]:
     for model in device.models:
         size, states = model.estimate.size, model.states
         billions = f"{size.parameters / 1e9:.2f} B parameters"
-        passing = model.passes.pass_bytes(model.pass_tokens) + model.gathered * (states is None)
+        passing = model.estimate.passes.pass_bytes(model.pass_tokens) + model.gathered * (states is None)
         yield model.role, f"weights ({billions})", model.resident if states is None else states.weights
         if states is not None:
             kept = states.master + states.moments + states.sums

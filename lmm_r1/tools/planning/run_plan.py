@@ -40,14 +40,13 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
         image: a prompt with an image, for a run that has images.
     """
     longest = config.data.max_len
-    roles: list[Role] = ["policy"]
-    if config.critic.model_name_or_path:
-        roles.append("critic")
-    if config.needs_reference_model:
-        roles.append("reference")
-    if config.reward.model_name_or_path:
-        roles.append("reward")
-    models = {role: _model(config, machine, role, image=image) for role in roles}
+    here: dict[Role, object] = {
+        "policy": True,
+        "critic": config.critic.model_name_or_path,
+        "reference": config.needs_reference_model,
+        "reward": config.reward.model_name_or_path,
+    }
+    models = {role: _model(config, machine, role, image=image) for role, is_here in here.items() if is_here}
     devices = _devices(config, machine, models, _engine(config, machine, models))
     counted = counts_tokens(config)
     fitting = _fitting_tokens(devices, machine)
@@ -139,7 +138,7 @@ def _log_prob_tokens(
     usable, found = _with_spare(machine).usable, [MOST_GPU_PASS_TOKENS]
     for device in devices:
         for model in device.models:
-            passes = model.passes
+            passes = model.estimate.passes
             if model.states is not None:
                 # As it would be built if it were not trained.
                 trained: Role = "policy" if model.role == "policy" else "critic"
@@ -158,10 +157,8 @@ def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel
     vllm, room = config.vllm, machine.usable
     if machine.gpu_bytes is not None and config.train.colocate_all:
         together = _devices(config, machine, models, None)[0]
-        tokens = config.train.max_tokens_per_gpu or ordinary_tokens(config)
-        if not counts_tokens(config):
-            tokens = config.train.micro_batch_size * config.data.max_len
-        tokens = max(tokens, config.data.max_len)
+        counted, longest = config.train.max_tokens_per_gpu or ordinary_tokens(config), config.data.max_len
+        tokens = max(counted if counts_tokens(config) else config.train.micro_batch_size * longest, longest)
         room = together.beside_engine(usable=machine.usable, sleeps=bool(vllm.enable_sleep), tokens=tokens)
     prompts = config.rollout.vllm_generate_batch_size or config.rollout.batch_size or MOST_PROMPTS
     # vLLM holds the weights whole and unquantized, whatever the training does with them.
@@ -236,7 +233,7 @@ def _devices(
     train = config.train
     if machine.gpu_bytes is None:
         processes = [model for model in models.values() for _ in range(model.ranks)]
-        return [Device(name="the machine", models=processes, engine=engine, bucket=0)]
+        return [Device(name="the machine", models=processes, engine=engine)]
 
     def place(role: Role) -> Role:
         """Return the first of those that a model shares its GPUs with."""
@@ -247,19 +244,17 @@ def _devices(
     together: dict[Role, list[Role]] = {}
     for role in models:
         together.setdefault(place(role), []).append(role)
-    devices = []
-    for place_of, group in together.items():
-        shares = train.colocate_all and place_of == "policy"
-        devices.append(
-            Device(
-                name=f"each GPU of {' and '.join(group)}",
-                models=[models[role] for role in group],
-                engine=engine if shares else None,
-                bucket=2 * BUCKET_BYTES if "policy" in group else 0,
-            )
+    devices = [
+        Device(
+            name=f"each GPU of {' and '.join(group)}",
+            models=[models[role] for role in group],
+            engine=engine if train.colocate_all and place_of == "policy" else None,
+            bucket=2 * BUCKET_BYTES if "policy" in group else 0,
         )
+        for place_of, group in together.items()
+    ]
     if not train.colocate_all:
-        devices.append(Device(name="each GPU of an engine", models=[], engine=engine, bucket=0))
+        devices.append(Device(name="each GPU of an engine", models=[], engine=engine))
     return devices
 
 
@@ -267,7 +262,7 @@ def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
     """Return the tokens of the largest pass with which the updates of policy and critic fit."""
     usable = machine.usable - (DRIVER if machine.gpu_bytes is None else 0)
     return min(
-        model.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP)
+        model.estimate.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP)
         for device in devices
         for model in device.models
         if model.states is not None
@@ -312,40 +307,33 @@ def plan_supervised(
     passes = 2 if train.batch_size > train.micro_batch_size * processes else 1
     zero = zero_settings(config, config.optim, ranks=processes, on_gpu=on_gpu, passes=passes)
 
-    def frozen(role: PlannedRole, *, path: str | None, offload: bool) -> None:
-        """Add a frozen model to the process of the trained one, whose features of images it uses."""
-        load = load_settings(config, share_prefix=shares)
+    def add(role: PlannedRole, load: LoadSettings, *, path: str | None = None, offload: bool = False) -> None:
         settings = model_settings(config, role, path=path or model_path(config), load=load)
         model = planned_model(settings, zero, image=image, ranks=per_machine, gpus=processes, offload=offload)
-        models.append(replace(model, pass_tokens=samples * longest, context=0))
+        # Frozen models are in the process of the trained one, whose features of images they use.
+        models.append(replace(model, pass_tokens=samples * longest, context=0 if models else model.context))
 
-    role: PlannedRole = "critic" if isinstance(config, RMConfig) else "policy"
-    load = trained_settings(config, share_prefix=shares)
-    settings = model_settings(config, role, path=model_path(config), load=load)
-    trained = planned_model(settings, zero, image=image, ranks=per_machine, gpus=processes)
-    models = [replace(trained, pass_tokens=samples * longest)]
+    models: list[PlannedModel] = []
+    add("critic" if isinstance(config, RMConfig) else "policy", trained_settings(config, share_prefix=shares))
+    frozen = load_settings(config, share_prefix=shares)
     if isinstance(config, DPOConfig) and config.needs_reference_model:
-        frozen("reference", path=config.ref.model_name_or_path, offload=config.ref.offload)
+        add("reference", frozen, path=config.ref.model_name_or_path, offload=config.ref.offload)
     if isinstance(config, KDConfig):
-        frozen("teacher", path=config.teacher.model_name_or_path, offload=config.teacher.offload)
-    device = Device(
-        name="each GPU" if on_gpu else "the machine",
-        models=models if on_gpu else models * per_machine,
-        engine=None,
-        bucket=0,
-    )
-    host = []
+        add("teacher", frozen, path=config.teacher.model_name_or_path, offload=config.teacher.offload)
+    device, host = Device(name="the machine", models=models * per_machine), []
     if on_gpu:
         kept = max(model.kept for model in models) * per_machine
         stored = stored_phases(models, kept=kept, stage=stage_of(config))
-        host = [Phase(name="processes", size=PROCESS * per_machine), *stored]
+        device, host = Device(name="each GPU", models=models), [
+            Phase(name="processes", size=PROCESS * per_machine),
+            *stored,
+        ]
     room = device.room(models[0], usable=machine.usable)
     return Plan(
         machine=machine,
         devices=[device],
         host=host,
         pass_tokens=None,
-        fitting_tokens=models[0].passes.tokens(room, step=TOKEN_STEP) // samples,
+        fitting_tokens=models[0].estimate.passes.tokens(room, step=TOKEN_STEP) // samples,
         longest=longest,
-        engine_share=None,
     )
