@@ -85,9 +85,9 @@ def observed(space: Space, value: Any) -> list[Part]:
         return parts
     if not isinstance(value, np.ndarray):
         return [TextPart(str(value))]
-    if value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] in (1, 3, 4):
-        if min(value.shape[:2]) >= _PICTURE_SIDE:
-            return [ImagePart(frame(value))]
+    is_picture = value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] in (1, 3, 4)
+    if is_picture and min(value.shape[:2]) >= _PICTURE_SIDE:
+        return [ImagePart(frame(value))]
     return [TextPart(np.array2string(value, precision=4, suppress_small=True, separator=", ", threshold=10_000))]
 
 

@@ -265,19 +265,14 @@ def write_checkpoint(
     with written_folder(output) as folder:
         model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
         processor.save_pretrained(folder)
-        _copy_companions(model.name_or_path, folder)
+        if (base := Path(model.name_or_path)).is_dir():
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            patterns = (*_COMPANIONS, *(("*.py",) if "auto_map" in config else ()))
+            for file in (file for pattern in patterns for file in base.glob(pattern)):
+                if file.is_file() and not (folder / file.name).exists():
+                    shutil.copyfile(file, folder / file.name)
         if verify is not None:
             verify(folder)
-
-
-def _copy_companions(base: str, folder: Path) -> None:
-    if not Path(base).is_dir():
-        return
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    patterns = (*_COMPANIONS, *(("*.py",) if "auto_map" in config else ()))
-    for file in (file for pattern in patterns for file in Path(base).glob(pattern)):
-        if file.is_file() and not (folder / file.name).exists():
-            shutil.copyfile(file, folder / file.name)
 
 
 HEAD = "head.weight"  # a value head's name in training

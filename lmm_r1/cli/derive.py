@@ -170,8 +170,7 @@ class Checks:
                 raise Unconfirmed("the kit's ids are not the processor's")
             theirs = self.stock.model(**batch).logits.log_softmax(-1)[0, :-1]
             wanted = theirs.gather(-1, torch.tensor(sample.prompt)[1:, None])[:, 0]
-            sequence = ModelSample.whole([*sample.prompt, *sample.response], sample.media)
-            ours = self.stock([sequence])[0][: len(wanted)]
+            ours = self.stock([ModelSample.whole([*sample.prompt, *sample.response], sample.media)])[0][: len(wanted)]
             _require(largest([ours], [wanted]), "a prompt's log-probs differ from those of transformers' own forward")
 
     def freezing(self) -> str:
@@ -225,16 +224,15 @@ class Checks:
         """Compare log-probs of vLLM with those of training as `kits --parity` does, in a process of its own."""
         tokens = len(self._encode((224, 224), QUESTION).token_ids)
         given = (str(self.folder), max(MAX_LEN, 4 * tokens))
-        ended = subprocess.run(
-            [sys.executable, "-c", f"from lmm_r1.cli.derive import print_gaps; print_gaps(*{given!r})"],
-            capture_output=True,
-            text=True,
-            timeout=ENGINE_SECONDS,
-            check=False,
-        )
+        command = [sys.executable, "-c", f"from lmm_r1.cli.derive import print_gaps; print_gaps(*{given!r})"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False)
         gaps = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"largest"')]
         if not gaps:
-            raise Unconfirmed(_engine_reason(ended.stderr))
+            # The first error that is not around another one.
+            wrapped = ("UserError", "ActorDiedError", "RayTaskError", "RuntimeError: Engine")
+            named = [line.strip() for line in ended.stderr.splitlines() if "Error: " in line]
+            found = [line for line in named if not any(name in line for name in wrapped)]
+            raise Unconfirmed(f"vLLM cannot run it ({found[0][:200]})" if found else "the run ended without a result")
         for gap in gaps:
             if not gap["largest"] <= ENGINE_TOLERANCE:
                 apart = f"{gap['largest']:.1g} for {gap['rows']} rows {gap['weights']}"
@@ -252,14 +250,6 @@ def print_gaps(folder: str, max_len: int) -> None:
         sys.stdout.write(json.dumps({"largest": gap.largest, "rows": gap.rows, "weights": gap.weights}) + "\n")
 
 
-def _engine_reason(output: str) -> str:
-    """Return the first error that a failed run names, as a part of a sentence."""
-    wrapped = ("UserError", "ActorDiedError", "RayTaskError", "RuntimeError: Engine")
-    named = [line.strip() for line in output.splitlines() if "Error: " in line]
-    found = [line for line in named if not any(name in line for name in wrapped)]
-    return f"vLLM cannot run it ({found[0][:200]})" if found else "the run ended without a result"
-
-
 def _found(check: Callable[[], str]) -> Confirmation:
     try:
         return Confirmation(confirmed=True, reason=check())
@@ -274,10 +264,8 @@ def _conversation(*parts: Asked, answer: str | None = None) -> tuple[list[Messag
     images = [picture(*part) for part in parts if isinstance(part, tuple)]
     made = iter(images)
     content = tuple(TextPart(part) if isinstance(part, str) else ImagePart(next(made)) for part in parts)
-    turns = [Message(role="user", parts=content)]
-    if answer is not None:
-        turns.append(Message(role="assistant", parts=(TextPart(answer),)))
-    return turns, images
+    replies = [] if answer is None else [Message(role="assistant", parts=(TextPart(answer),))]
+    return [Message(role="user", parts=content), *replies], images
 
 
 def largest(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:

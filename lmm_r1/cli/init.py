@@ -100,8 +100,7 @@ def _row(draw: random.Random, *, number: int, is_solved: bool) -> dict[str, obje
     if number % 2:
         content = [{"type": "image", "image": _picture(draw, shape, colour)}, {"type": "text", "text": question}]
     else:
-        facts = f"The {another} is {other}. The {shape} is {colour}."
-        content = [{"type": "text", "text": f"{facts} {question}"}]
+        content = [{"type": "text", "text": f"The {another} is {other}. The {shape} is {colour}. {question}"}]
     messages: list[dict[str, object]] = [{"role": "user", "content": content}]
     if is_solved:
         said = f"<think>The {shape} is {colour}.</think><answer>{colour}</answer>"

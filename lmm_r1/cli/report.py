@@ -10,7 +10,6 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config.declared import ArgumentPlace
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
-from lmm_r1.records.metrics import FileScores
 from lmm_r1.records.run_folder import chained, read_run
 from lmm_r1.tools.evaluation.page_parts import duration, percent, points
 from lmm_r1.tools.report import (
@@ -77,28 +76,27 @@ def report(config: ReportConfig) -> None:
         _say(f"in brackets, differences to {names[0]}")
         files = row_files(runs)
         for place, row in (one for match in match_stages(runs) for one in compared_rows(match, files=files)):
-            scores = [(cell.scores, cell.change) for cell in row.held_out]
-            _say(f"{names[place]}, {_told(row, files, scores)}")
+            _say(f"{names[place]}, {_told(row, files)}")
     else:
         output = config.output or run.folder / "report.html"
         write_atomically(output, text=build_report(run, seconds=config.seconds, max_rollouts=config.max_rollouts))
         if runs[0].is_curriculum:
             write_summary(run, path=run.folder / "summary.json", seconds=config.seconds)
         for row in stage_rows(run):
-            _say(_told(row, run.evaluation.file_names, [(cell.scores, cell.change) for cell in row.held_out]))
+            _say(_told(row, run.evaluation.file_names))
     _say(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB)")
 
 
-def _told(row: StageRow, files: Sequence[str], scores: Sequence[tuple[FileScores | None, float | None]]) -> str:
+def _told(row: StageRow, files: Sequence[str]) -> str:
     """Return a line about a stage: its steps, its time, and the accuracy on each file with the change in brackets."""
     parts = [row.name]
     if row.stage is not None:
         state = "" if row.stage.state == "finished" else f" ({row.stage.state})"
         parts = [f"{row.name}{state}: {row.stage.steps:,} steps", duration(row.stage.seconds)]
-    for file, (found, change) in zip(files, scores, strict=True):
-        if found is not None:
-            changed = "" if change is None else f" ({points(change)})"
-            parts.append(f"{file} {percent(found.accuracy)}{changed}")
+    for file, cell in zip(files, row.held_out, strict=True):
+        if cell.scores is not None:
+            changed = "" if cell.change is None else f" ({points(cell.change)})"
+            parts.append(f"{file} {percent(cell.scores.accuracy)}{changed}")
     return ", ".join(parts)
 
 

@@ -213,7 +213,9 @@ def patiently(start: Callable[[], Started]) -> Started:
         try:
             return start()
         except Exception as error:  # Ray has no narrower one for it
-            node = _node_of(error)
+            # Ray does not return the node that failed to start, and its processes would keep running.
+            found = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+            node = next((node for node in found if isinstance(node, ray_node.Node)), None)
             if node is None or _NOT_UP not in str(error):
                 raise
             node.kill_all_processes(check_alive=False)
@@ -224,12 +226,6 @@ def patiently(start: Callable[[], Started]) -> Started:
         f"Ray did not start in {STARTS} tries of 30 s each (load {load:.0f} on {os.cpu_count()} cores): other processes may "
         f"leave it too little of the machine; wait until they end, or look into {logs} for another reason"
     )
-
-
-def _node_of(error: BaseException) -> ray_node.Node | None:
-    """Return the node that failed to start; Ray does not return it, and its processes would keep running."""
-    found = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((node for node in found if isinstance(node, ray_node.Node)), None)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, cast
@@ -158,9 +158,7 @@ Number = Annotated[float | None, BeforeValidator(_finite)]
 T = TypeVar("T")
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def checked(kind: type[T], record: object, *, place: str) -> T:

@@ -283,23 +283,17 @@ def check_finite(engine: DeepSpeedEngine, losses: Sequence[torch.Tensor], *, nam
         losses: of this rank's passes.
         name: the model, for the message.
     """
-    wrong = _wrong_loss(losses)
-    if wrong is not None:
-        raise UserError(f"the {name}'s loss is {wrong}; {_ADVICE}")
+    values = torch.stack([loss.detach().float() for loss in losses])
+    flags = torch.stack([values.isnan().any(), values.isinf().any()]).int()
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    is_nan, is_inf = flags.tolist()
+    if is_nan or is_inf:
+        raise UserError(f"the {name}'s loss is {'nan' if is_nan else 'inf'}; {_ADVICE}")
     if _can_scale(engine):
         return
     # DeepSpeed returns -1 for NaN. The optimizer squares gradients in single precision.
     if not all(0 <= float(norm) <= LARGEST_NORM for norm in _gradient_norms(engine)):
         raise UserError(f"the {name}'s gradients are not finite, or too large to be squared; {_ADVICE}")
-
-
-def _wrong_loss(losses: Sequence[torch.Tensor]) -> str | None:
-    """Return `nan` or `inf` if the loss of any rank is; else None."""
-    values = torch.stack([loss.detach().float() for loss in losses])
-    flags = torch.stack([values.isnan().any(), values.isinf().any()]).int()
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    is_nan, is_inf = flags.tolist()
-    return "nan" if is_nan else "inf" if is_inf else None
 
 
 def _gradient_norms(engine: DeepSpeedEngine) -> list[torch.Tensor]:

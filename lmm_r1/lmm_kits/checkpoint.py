@@ -108,11 +108,10 @@ def outlined_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt
     """
     if row.plain:
         return encode_row(row, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
-    sizes: list[tuple[ImagePart | VideoPart, tuple[int, int] | None]] = []
-    for image in images_of(row.messages):
-        sizes.append((image, image_size(image, location=row.location)))
-    for video in videos_of(row.messages):
-        sizes.append((video, video_size(video, location=row.location)))
+    sizes: list[tuple[ImagePart | VideoPart, tuple[int, int] | None]] = [
+        *((image, image_size(image, location=row.location)) for image in images_of(row.messages)),
+        *((video, video_size(video, location=row.location)) for video in videos_of(row.messages)),
+    ]
     with placed(row.location):
         for part, shape in sizes:
             if shape is not None:

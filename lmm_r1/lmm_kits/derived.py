@@ -129,12 +129,10 @@ def stored_kit(config: Mapping[str, Any], *, path: str) -> KitFile | None:
     """Return the derived kit in a checkpoint's config; None without one. Raises UserError for one of another model."""
     if CONFIG_KEY not in config:
         return None
-    place = f"{path}: {CONFIG_KEY} in config.json"
+    place, own = f"{path}: {CONFIG_KEY} in config.json", config.get("model_type")
     found = KitFile.parsed(config[CONFIG_KEY], place=place)
-    if found.model_type != config.get("model_type"):
-        raise UserError(
-            f"{place}: model_type is '{found.model_type}', but the model's is '{config.get('model_type')}'"
-        )
+    if found.model_type != own:
+        raise UserError(f"{place}: model_type is '{found.model_type}', but the model's is '{own}'")
     return found
 
 

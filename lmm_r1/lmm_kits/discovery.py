@@ -197,6 +197,9 @@ class Discovery:
         batch = self._batch(text, picture(*SIZES[1]))
         media_keys, token_inputs = self._inputs(batch)
         prefixes = self._prefixes(self._reached(batch), self._reached(self._batch(self._chat(0))))
+        inner = {name: one for name, one in self.model.named_modules() if name and isinstance(one, PreTrainedModel)}
+        if not (towers := [name for name, one in inner.items() if one.config is self.model.config.get_text_config()]):
+            raise Unconfirmed("its language model is no module of its own")
         blank_ids, blank_media = self._blank(mark, media_keys)
         return KitFile(
             model_type=self.model.config.model_type,
@@ -216,7 +219,7 @@ class Discovery:
             adds_start=special != bare,
             text_as_parts=self._as_parts,
             **prefixes,
-            language_model=self._language_model(),
+            language_model=towers[-1],
             blank_ids=blank_ids,
             blank_media=blank_media,
             capabilities={name: Confirmation(confirmed=True, reason="being checked") for name in CAPABILITIES},
@@ -252,9 +255,8 @@ class Discovery:
         found = [token for token in added if [text.count(token) - zero.count(token) for text in (one, two)] == [1, 2]]
         own = str(getattr(self.processor, "image_token", None))
         if own not in found and len(found) != 1:
-            raise Unconfirmed(
-                f"the chat template writes {len(found)} tokens for an image, and the processor names none"
-            )
+            what = f"the chat template writes {len(found)} tokens for an image"
+            raise Unconfirmed(f"{what}, and the processor names none")
         return own if own in found else found[0]
 
     def _batch(self, text: str, *images: Image.Image) -> dict[str, torch.Tensor]:
@@ -357,13 +359,6 @@ class Discovery:
         reached = {name for name, weight in self.model.named_parameters() if weight.grad is not None}
         self.model.zero_grad()
         return reached
-
-    def _language_model(self) -> str:
-        text = self.model.config.get_text_config()
-        inner = {name: one for name, one in self.model.named_modules() if name and isinstance(one, PreTrainedModel)}
-        if not (towers := [name for name, one in inner.items() if one.config is text]):
-            raise Unconfirmed("its language model is no module of its own")
-        return towers[-1]
 
     def _prefixes(self, by_image: set[str], by_text: set[str]) -> dict[str, list[str]]:
         """Return the prefixes of the parts of the model, by what losses on an image and on text reach.

@@ -197,20 +197,16 @@ class RewardModel:
         """
         start = end_of_prompt(query, prompt=prompt) if prompt else 0
         if start:
-            response, ending = self._without_ending(query[start:])
-            token_ids = [*self._ids_of_text(query[:start]), *self._response_ids(response), *self._ids(ending)]
+            texts = [text for text in self._tokenizer.all_special_tokens if self.known_ending(text)]
+            ending = max((text for text in texts if query[start:].endswith(text)), key=len, default="")
+            response = self._response_ids(query[start:].removesuffix(ending))
+            token_ids = [*self._ids_of_text(query[:start]), *response, *self._ids(ending)]
         else:
             token_ids = self._ids_of_text(query)
         if not token_ids:
             raise UserError("the text is empty, so there is nothing to score")
         self._check_length(len(token_ids), where="")
         return EncodedSample(token_ids=token_ids, media=None)
-
-    def _without_ending(self, response: str) -> tuple[str, str]:
-        """Return a response without the special token at its end, and that token; "" if there is none."""
-        texts = [text for text in self._tokenizer.all_special_tokens if self.known_ending(text)]
-        ending = max((text for text in texts if response.endswith(text)), key=len, default="")
-        return response.removesuffix(ending), ending
 
 
 def batch_tokens(*, has_gpu: bool) -> int:

@@ -128,10 +128,8 @@ def _loss(given: Given) -> Results:
     kind = given.text(f"{_ACTOR}.loss_type") or ""
     yield Flag("actor.policy_loss_type", _LOSS_TYPES.get(kind, "ppo"))
     if kind not in _LOSS_TYPES:
-        text = (
-            f"{kind} is not here, and ppo replaces it: look at --actor.eps_clip_low_high, which was meant for {kind}"
-        )
-        yield lacks(f"{_ACTOR}.loss_type", text)
+        advice = f"look at --actor.eps_clip_low_high, which was meant for {kind}"
+        yield lacks(f"{_ACTOR}.loss_type", f"{kind} is not here, and ppo replaces it: {advice}")
     if kind == "sapo":
         for tau, flag in (("tau_positive", "pos"), ("tau_negative", "neg")):
             yield Flag(f"actor.sapo_temperature_{flag}", given.number(f"{_ACTOR}.{tau}"))

@@ -414,10 +414,9 @@ def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
 
 def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     """Read the file that a script names, which starts from the folder in which it was meant to be run."""
-    if (found := _found(config, script=script)) is None:
-        what = f"no file {config} here or above the script"
-        raise UserError(f"{script}:{line}: {what}; run this in the script's project")
-    return _mapping(found)
+    if found := _found(config, script=script):
+        return _mapping(found)
+    raise UserError(f"{script}:{line}: no file {config} here or above the script; run this in the script's project")
 
 
 def _found(config: Path, *, script: Path) -> Path | None:

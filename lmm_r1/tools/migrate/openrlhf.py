@@ -240,9 +240,8 @@ def _batch(given: Given, *, responses: int | None = None) -> Results:
     if count is not None:
         yield derived(_BATCH_SETTINGS, f"{result} counts the samples on all {count} GPUs")
     else:
-        yield differs(
-            _BATCH_SETTINGS, f"{result} is for one GPU; give their number after the file's name: nproc_per_node=8"
-        )
+        advice = "give their number after the file's name: nproc_per_node=8"
+        yield differs(_BATCH_SETTINGS, f"{result} is for one GPU; {advice}")
 
 
 def _group(given: Given) -> Results:
@@ -279,20 +278,17 @@ def _grpo(given: Given) -> Results:
     own = [one for one in functions if one not in ("accuracy", "format")]
     weights = ",".join(f"{part}_weight={functions.count(part)}" for part in ("accuracy", "format"))
     yield Flag("reward.remote_url", DEFAULT_VERIFIER if own else f"{DEFAULT_VERIFIER}:{weights}")
+    text = "the verifier judges answer and format by its own rules, with these weights"
     if own:
         text = f"{', '.join(own)} of the script: {DEFAULT_VERIFIER} judges; give yours as --reward.remote_url FILE.py:NAME"
-        yield differs("reward_funcs", text)
-    else:
-        yield differs("reward_funcs", "the verifier judges answer and format by its own rules, with these weights")
+    yield differs("reward_funcs", text)
 
 
 def _sft(given: Given) -> Results:
     yield from _batch(given)
     if not given["assistant_only_loss"]:
-        text = (
-            "only the assistant's turns are trained on, unless --model.pretrain_mode_enable; R1-V trains on all tokens"
-        )
-        yield differs("assistant_only_loss", text)
+        what = "only the assistant's turns are trained on, unless --model.pretrain_mode_enable"
+        yield differs("assistant_only_loss", f"{what}; R1-V trains on all tokens")
 
 
 def _r1_v_table(command: Command, group: str, *rules: Rule) -> Table:

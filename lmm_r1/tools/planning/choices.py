@@ -221,33 +221,20 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Rem
     trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
     # Such a state stays on the GPU.
     in_8_bits = any(one.optim in EIGHT_BIT for one in trained)
-    if (
-        isinstance(config, PPOConfig)
-        and config.train.colocate_all
-        and not config.ds.enable_sleep
-        and stage_of(config) != 0
-        and not in_8_bits
-    ):
-        yield Remedy(
-            settings={"ds.enable_sleep": True},
-            cost="Optimizer states wait in host memory while responses are generated.",
-        )
+    takes_turns = isinstance(config, PPOConfig) and config.train.colocate_all and not config.ds.enable_sleep
+    if takes_turns and stage_of(config) != 0 and not in_8_bits:
+        cost = "Optimizer states wait in host memory while responses are generated."
+        yield Remedy(settings={"ds.enable_sleep": True}, cost=cost)
     # Over the GPUs of a model; one GPU has nobody to share with.
     several = any(model.gpus > 1 for device in plan.devices for model in device.models)
     if several and stage_of(config) != 3 and not config.ds.load_in_4bit:
         yield Remedy(settings={"ds.zero_stage": 3}, cost="The GPUs exchange weights in every pass.")
-    if (
-        (several or stage_of(config) == 3)
-        and isinstance(config, PPOConfig | DPOConfig)
-        and config.needs_reference_model
-        and not config.ref.offload
-    ):
+    has_reference = isinstance(config, PPOConfig | DPOConfig) and config.needs_reference_model
+    if has_reference and (several or stage_of(config) == 3) and not dotted.get(config, "ref.offload"):
         yield Remedy(settings={"ref.offload": True}, cost="The reference's weights come from host memory.")
     if not config.ds.adam_offload and not in_8_bits:
-        yield Remedy(
-            settings={"ds.adam_offload": True},
-            cost="AdamW's states are in host memory and the CPU computes the updates, more slowly.",
-        )
+        cost = "AdamW's states are in host memory and the CPU computes the updates, more slowly."
+        yield Remedy(settings={"ds.adam_offload": True}, cost=cost)
 
 
 # In the order in which they are printed. Where all of them take turns on the GPUs, the counts follow.
@@ -425,12 +412,10 @@ def plan_image(checkpoint: Checkpoint, *, pixels: int) -> PlanImage:
     if not any(Path(checkpoint.path).glob("*processor_config.json")) and Path(checkpoint.path).is_dir():
         ids, media = checkpoint.kit.blank_image(checkpoint.config, pixels=pixels)
         return PlanImage(token_ids=(*ids, ordinary_token(checkpoint)), media=media)
-    side = max(28, round(pixels**0.5))
+    side, kit = max(28, round(pixels**0.5)), checkpoint.kit
     picture = Image.new("RGB", (side, side))
     message = Message(role="user", parts=(ImagePart(picture), TextPart("?")))
-    encoded = checkpoint.kit.encode(
-        checkpoint.processor, [message], images=[picture], videos=(), add_generation_prompt=True
-    )
+    encoded = kit.encode(checkpoint.processor, [message], images=[picture], videos=(), add_generation_prompt=True)
     return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
 
 

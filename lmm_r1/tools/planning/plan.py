@@ -116,7 +116,7 @@ def planned_model(
     # Of adapters, rank 0 averages the merged weights.
     averaged = size.parameters if settings.load.lora.rank else -(-size.trained // zero.ranks)
     average = MASTER_BYTES * averaged if averages else 0
-    host = states.host + (states.asleep_in_host if sleeps else 0)
+    host = states.host + (states.steady - states.weights if sleeps else 0)
     model = replace(model, states=states, estimate=estimated.holding(states.per_gradient * size.trained))
     if not zero.on_gpu:
         # There the models are in host memory.

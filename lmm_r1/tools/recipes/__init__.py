@@ -287,7 +287,12 @@ class MediaFiles:
                 raise UserError(f"{file}: tar archives cannot be read in place; unpack it, and give the folder")
             else:
                 content = unpack_into / file.relative_to(folder)
-                _unpack(file, content)
+                try:
+                    content.mkdir(parents=True)
+                    with tarfile.open(file) as packed:
+                        packed.extractall(content, filter="data")
+                except (tarfile.TarError, EOFError, OSError) as error:
+                    raise UserError(f"{file}: cannot be unpacked ({error}); fetch it again, or free space") from error
                 for path in sorted(content.rglob("*")):
                     if path.is_file():
                         self._add(path.relative_to(content), path)
@@ -326,15 +331,6 @@ class MediaFiles:
 
     def _add(self, name: PurePath, member: Member) -> None:
         self._by_name.setdefault(name.name, []).append((_steps(name), member))
-
-
-def _unpack(file: Path, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-        with tarfile.open(file) as archive:
-            archive.extractall(folder, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{file}: cannot be unpacked ({error}); fetch it again, or free space") from error
 
 
 def _steps(path: PurePath) -> tuple[str, ...]:
