@@ -45,10 +45,8 @@ class Batch:
     @property
     def for_model(self) -> list[ModelSample]:
         """Return the samples as a model computes them; those of one prompt are a group."""
-        known = [
-            (sample.prompt, [item.key for item in placed(sample.media) if item.start < len(sample.prompt)])
-            for sample in self.samples
-        ]
+        media = ([item.key for item in placed(one.media) if item.start < len(one.prompt)] for one in self.samples)
+        known = [(sample.prompt, keys) for sample, keys in zip(self.samples, media, strict=True)]
         return [
             ModelSample(
                 token_ids=torch.tensor(sample.token_ids),

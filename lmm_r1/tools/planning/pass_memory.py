@@ -340,6 +340,11 @@ class TrainedStates:
     """In host memory, if the optimizer state is there."""
 
     @property
+    def asleep_in_host(self) -> int:
+        """Bytes of these states in host memory."""
+        return self.master + self.moments + self.sums
+
+    @property
     def steady(self) -> int:
         return self.weights + self.master + self.moments + self.sums
 

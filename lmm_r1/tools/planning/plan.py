@@ -20,6 +20,7 @@ from lmm_r1.tools.planning.estimates import (
     Machine,
     ModelEstimate,
     ModelSettings,
+    PassEstimate,
     PlanImage,
     estimate,
     kept_bytes,
@@ -76,6 +77,10 @@ class PlannedModel:
             return self.context + self.resident + self.gathered + passing
         return self.context + self.states.peak(passing)
 
+    @property
+    def passes(self) -> PassEstimate:
+        return self.estimate.passes
+
 
 def planned_model(
     settings: ModelSettings,
@@ -116,7 +121,7 @@ def planned_model(
     # Of adapters, rank 0 averages the merged weights.
     averaged = size.parameters if settings.load.lora.rank else -(-size.trained // zero.ranks)
     average = MASTER_BYTES * averaged if averages else 0
-    host = states.host + (states.steady - states.weights if sleeps else 0)
+    host = states.host + (states.asleep_in_host if sleeps else 0)
     model = replace(model, states=states, estimate=estimated.holding(states.per_gradient * size.trained))
     if not zero.on_gpu:
         # There the models are in host memory.
@@ -377,7 +382,7 @@ def _rows(device: Device) -> Iterator[tuple[str, str, int]]:
     for model in device.models:
         size, states = model.estimate.size, model.states
         billions = f"{size.parameters / 1e9:.2f} B parameters"
-        passing = model.estimate.passes.pass_bytes(model.pass_tokens) + model.gathered * (states is None)
+        passing = model.passes.pass_bytes(model.pass_tokens) + model.gathered * (states is None)
         yield model.role, f"weights ({billions})", model.resident if states is None else states.weights
         if states is not None:
             kept = states.master + states.moments + states.sums

@@ -138,7 +138,7 @@ def _log_prob_tokens(
     usable, found = _with_spare(machine).usable, [MOST_GPU_PASS_TOKENS]
     for device in devices:
         for model in device.models:
-            passes = model.estimate.passes
+            passes = model.passes
             if model.states is not None:
                 # As it would be built if it were not trained.
                 trained: Role = "policy" if model.role == "policy" else "critic"
@@ -262,7 +262,7 @@ def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
     """Return the tokens of the largest pass with which the updates of policy and critic fit."""
     usable = machine.usable - (DRIVER if machine.gpu_bytes is None else 0)
     return min(
-        model.estimate.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP)
+        model.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP)
         for device in devices
         for model in device.models
         if model.states is not None
@@ -320,20 +320,18 @@ def plan_supervised(
         add("reference", frozen, path=config.ref.model_name_or_path, offload=config.ref.offload)
     if isinstance(config, KDConfig):
         add("teacher", frozen, path=config.teacher.model_name_or_path, offload=config.teacher.offload)
-    device, host = Device(name="the machine", models=models * per_machine), []
+    device, host = Device(name="the machine", models=models * per_machine), list[Phase]()
     if on_gpu:
+        device = Device(name="each GPU", models=models)
         kept = max(model.kept for model in models) * per_machine
         stored = stored_phases(models, kept=kept, stage=stage_of(config))
-        device, host = Device(name="each GPU", models=models), [
-            Phase(name="processes", size=PROCESS * per_machine),
-            *stored,
-        ]
+        host = [Phase(name="processes", size=PROCESS * per_machine), *stored]
     room = device.room(models[0], usable=machine.usable)
     return Plan(
         machine=machine,
         devices=[device],
         host=host,
         pass_tokens=None,
-        fitting_tokens=models[0].estimate.passes.tokens(room, step=TOKEN_STEP) // samples,
+        fitting_tokens=models[0].passes.tokens(room, step=TOKEN_STEP) // samples,
         longest=longest,
     )
