@@ -64,9 +64,7 @@ class EditDistanceVerifier(GradedVerifier):
 
 
 def _golds(label: str) -> list[str]:
-    if len(label) > MAX_CHARS:
-        return []
-    return [gold for gold in map(_folded, listed_golds(label)) if gold]
+    return [] if len(label) > MAX_CHARS else [gold for gold in map(_folded, listed_golds(label)) if gold]
 
 
 def _folded(text: str) -> str:

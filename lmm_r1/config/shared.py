@@ -493,6 +493,4 @@ class SpeculationFlags:
     @property
     def speculation(self) -> Speculation | None:
         """How tokens are guessed; None if they are not."""
-        if not self.speculative_tokens:
-            return None
-        return Speculation(tokens=self.speculative_tokens)
+        return Speculation(tokens=self.speculative_tokens) if self.speculative_tokens else None

@@ -348,9 +348,7 @@ class LmmKit(KitFacts, ABC):
         Args:
             sizes: width and height of the stored images.
         """
-        if not self.writes_thousandths:
-            return ()
-        return tuple((width / 1000, height / 1000) for width, height in sizes)
+        return tuple((width / 1000, height / 1000) for width, height in sizes) if self.writes_thousandths else ()
 
     def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
         """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses."""

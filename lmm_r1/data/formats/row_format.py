@@ -262,9 +262,8 @@ def listed(value: Any) -> list[Any]:
     """Return a media column's value as a list; a single entry needs no list."""
     if value is None:
         return []
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        return [value]
-    return list(value)
+    is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    return list(value) if is_list else [value]
 
 
 def is_empty(value: Any) -> bool:
