@@ -144,7 +144,7 @@ def engine_version() -> str:
 
 def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:
     """Return one row per kit, as `COLUMNS` names its cells; the version is shown for kits that vLLM runs."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for kit in map(get_kit, KITS):
         rolls_out = _yes(kit.engine_refusal is None)
         media = (_yes(kit.takes_images), _yes(kit.takes_videos))
