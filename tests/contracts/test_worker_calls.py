@@ -22,7 +22,6 @@ from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 
 CPU = torch.device("cpu")
-ENGINE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
 class EngineProcess:

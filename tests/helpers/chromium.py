@@ -1,6 +1,5 @@
 """A real headless browser, driven over the pipes of the Chrome DevTools protocol: no network, no package."""
 
-import base64
 import fcntl
 import itertools
 import json
@@ -167,11 +166,6 @@ class Tab:
         self.evaluate("0")
         sent = (event for event in self.events() if event["method"] == "Network.requestWillBeSent")
         return [event["params"]["request"]["url"] for event in sent]
-
-    def screenshot(self, path: Path, *, whole_page: bool = False) -> None:
-        """Write what the tab shows as a PNG."""
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole_page)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
 
 def _high(descriptor: int) -> int:

@@ -103,20 +103,6 @@ def make_actor(folder: Path, *, attention: str = "sdpa", param_dtype: str = "fp3
     return flat_actor(str(folder), attn_implementation=attention, param_dtype=param_dtype, **settings).eval()
 
 
-def run_kit(kit: LmmKit, folder: Path, messages: Sequence[Message]) -> tuple[list[int], torch.Tensor]:
-    """Return a conversation's ids and the logits (T, V) of the checkpoint in fp32, through the given kit alone."""
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
-    model = kit.load_model(
-        str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-    ).eval()
-    encoded = encode(kit, processor, messages)
-    sequences, mask = pad([encoded.token_ids], side="right")
-    media = None if encoded.media is None else kit.merge_media([encoded.media])
-    with torch.no_grad():
-        inputs = kit.forward_inputs(model.config, sequences, mask, media)
-        return encoded.token_ids, model(sequences, attention_mask=mask, use_cache=False, **inputs).logits[0]
-
-
 def pad(rows: Sequence[Sequence[int]], *, side: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return sequences and attention mask, (B, T) each, with zeros on the given side."""
     width = max(map(len, rows))

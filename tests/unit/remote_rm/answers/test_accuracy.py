@@ -8,8 +8,6 @@ from helpers.tables import table
 from remote_rm.answers.accuracy import check_label, matches, quick_match
 from remote_rm.answers.extraction import concluding_text, final_answer, last_boxed, without_thinking
 
-MATRIX = r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"
-
 EQUAL = table("remote_rm/answers/accuracy", "equal")
 
 DIFFERENT = table("remote_rm/answers/accuracy", "different")
