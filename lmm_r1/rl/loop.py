@@ -22,12 +22,11 @@ from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.ahead import RolloutsAhead, ages
 from lmm_r1.rl.filtering import why_dropped
 from lmm_r1.rl.mismatch import Mismatch, Modality
 from lmm_r1.rl.model_groups import Models, ask, scaling_metrics, updates_made
 from lmm_r1.rl.records import Recorder
-from lmm_r1.rl.rollouts import MadeRollout, Rollout, samples_generator
+from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, ages, samples_generator
 from lmm_r1.rl.step import Learner, train_on
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, TrainedWorker
 from lmm_r1.scoring import Moment

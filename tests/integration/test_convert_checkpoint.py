@@ -1,7 +1,6 @@
 """`lmm-r1 convert_checkpoint`: the model, the tokenizer and the ends of turns of a GGUF file."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -14,11 +13,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import kit_of
 
 TEXTS = ("What is 60 - 43?", "I'm 12345 years\n\n old.", "<|im_start|>user\né 中<|im_end|>\n")
-
-
 SIZES = {
     "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
     "head_count": "num_attention_heads",
@@ -27,7 +23,7 @@ SIZES = {
 }
 
 
-def written(model: Path, file: Path, *, pre: str = "qwen2", template: str | None = None) -> Path:
+def written(model: Path, file: Path, *, pre: str = "qwen2") -> Path:
     """Write a checkpoint of Qwen2's type as llama.cpp would."""
     config, tokens = json.loads((model / "config.json").read_text()), AutoTokenizer.from_pretrained(model)
     stored = json.loads((model / "tokenizer.json").read_text())
@@ -43,23 +39,18 @@ def written(model: Path, file: Path, *, pre: str = "qwen2", template: str | None
     writer.add_token_types([3 if name in special else 1 for name in names])
     writer.add_token_merges([" ".join(merge) for merge in stored["model"]["merges"]])
     writer.add_eos_token_id(tokens.eos_token_id)
-    writer.add_chat_template(template or tokens.chat_template)
+    writer.add_chat_template(tokens.chat_template)
     places = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config["num_hidden_layers"])
     for name, weight in AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict().items():
         writer.add_tensor(places.get_name(name, try_suffixes=(".weight", ".bias")), weight.numpy())
-    for step in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        step()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return file
 
 
-def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(
-    tiny_checkpoint: Callable[[str], Path], tmp_path, capsys
-):
+def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(tiny_checkpoint, tmp_path, capsys):
     model, output = tiny_checkpoint("llm"), tmp_path / "made"
     file = written(model, tmp_path / "model.gguf")
     convert_checkpoint.main([str(file), "--output", str(output), "--dtype", "float32"])
@@ -74,22 +65,10 @@ def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(
     torch.testing.assert_close(*logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"pre": "deepseek-coder"}, "cuts texts as 'deepseek-coder'; known: gpt-2, smollm, qwen2, llama-bpe"),
-        ({"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, "contains no token that ends a response"),
-    ],
-)
-def test_a_file_whose_texts_would_be_read_otherwise_is_refused(changed, said, tiny_checkpoint, tmp_path, capsys):
-    file = written(tiny_checkpoint("llm"), tmp_path / "model.gguf", **changed)
+def test_a_file_of_other_texts_is_refused_and_one_that_is_given_as_a_model(tiny_checkpoint, tmp_path, capsys):
+    file = written(tiny_checkpoint("llm"), tmp_path / "model.gguf", pre="deepseek-coder")
     with pytest.raises(SystemExit):
         convert_checkpoint.main([str(file), "--output", str(tmp_path / "made")])
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "made").exists()
-
-
-def test_a_gguf_file_that_is_given_as_a_model_names_the_command(tmp_path):
-    (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert "cuts texts as 'deepseek-coder'; known: gpt-2, smollm, qwen2, llama-bpe" in capsys.readouterr().err
     with pytest.raises(UserError, match=f"lmm-r1 convert_checkpoint {file} --output DIR"):
         kit_of(str(file))

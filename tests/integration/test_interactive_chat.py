@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from helpers.commands import flags, one_sentence
+from helpers.commands import flags
 from helpers.processes import warm_python
 from helpers.tiny_models import with_longrope
 from PIL import Image
@@ -155,12 +155,3 @@ def test_unless_asked_otherwise_conversations_stay_within_the_short_factors_of_l
         lengths.append(engine.codec.max_len)
         engine.close()
     assert lengths == [8192, 64, 100]
-
-
-def test_a_wrong_model_is_told_in_one_sentence(folder: Path, environment: dict[str, str]):
-    code, answers, said = piped(folder / "nowhere", ["hello"], cwd=folder, env=environment)
-    assert (code, answers) == (1, "")
-    assert (
-        one_sentence(said, prefix="lmm-r1 interactive_chat: error: ")
-        == f"{folder}/nowhere: no such folder; check the path"
-    )
