@@ -166,7 +166,7 @@ def stored_config(model_path: str) -> dict:
     """Return the config.json of a folder or a hub name; raises UserError if it cannot be read."""
     folder = Path(model_path)
     if folder.suffix == ".gguf" and folder.is_file():
-        raise UserError(f"{folder}: a GGUF file; lmm-r1 convert_checkpoint {folder} --output DIR makes a checkpoint of it")
+        raise UserError(f"{folder}: a GGUF file; lmm-r1 convert_checkpoint {folder} --output DIR converts it")
     if folder.is_dir():
         file = folder / "config.json"
         if not file.is_file():
