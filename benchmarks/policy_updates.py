@@ -117,6 +117,7 @@ def _openrlhf_actor(kit: LmmKit, folder: Path) -> Actor:
     actor = Actor(str(folder), attn_implementation="sdpa", param_dtype="bf16")
     exact = kit.load_model(str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
     actor.model.float().load_state_dict(exact.state_dict())
+    actor.computed_tokens = 0  # read by our update
     return actor
 
 

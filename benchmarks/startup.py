@@ -15,7 +15,6 @@ import psutil
 from machine import machine_name
 from measuring import command, parser_of, publish, reward_server, run_quietly
 
-LIMIT_SECONDS = 300
 ROWS = 8
 
 
@@ -48,7 +47,7 @@ def run_stage(folder: Path, url: str) -> dict:
     seen: dict[int, dict] = {}
     metrics = run / "metrics.jsonl"
     while not metrics.exists():
-        if process.poll() is not None or time.time() - began > LIMIT_SECONDS:
+        if process.poll() is not None or time.time() - began > 300:
             raise SystemExit(f"the stage ended without a step:\n{(folder / 'log').read_text()}")
         watch(process.pid, seen, began)
         time.sleep(0.25)
