@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -47,6 +50,12 @@ _FOUND = {
     "doge": "in transformers its attention also sees the tokens that follow",
     "recurrent_gemma": "in transformers its recurrent layers take in the padding of a batch",
 }
+
+# How a byte-level tokenizer cuts a text before it merges, by `tokenizer.ggml.pre`. transformers does not read this field.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CUTS = {"gpt-2": None, "smollm": None, "qwen2": _WORDS % "", "llama-bpe": _WORDS % "{1,3}"}
 
 
 class LanguageModelKit(LmmKit):
@@ -147,3 +156,26 @@ def refusal_of(model_type: str) -> str | None:
     if not model._supports_sdpa:
         return "transformers computes its attention in a way of its own only, not by SDPA"
     return _FOUND.get(model_type)
+
+
+def byte_level_tokenizer(fields: Mapping[str, Any], *, file: Path) -> Tokenizer:
+    """Return the byte-level tokenizer of a GGUF file with these fields, which begins no text with a token of its own.
+
+    Raises UserError if the file cuts texts in a way that is not known.
+    """
+    cut, tokens = fields.get("tokenizer.ggml.pre", "gpt-2"), fields["tokenizer.ggml.tokens"]
+    if cut not in _CUTS:
+        raise UserError(f"{file}: its tokenizer cuts texts as {cut!r}; known: {', '.join(_CUTS)}")
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    made = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, merges))
+    words, by_bytes = _CUTS[cut], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_CUTS[cut] is None)
+    first = pre_tokenizers.Digits(True) if words is None else pre_tokenizers.Split(Regex(words), "isolated")
+    made.pre_tokenizer = by_bytes if cut == "gpt-2" else pre_tokenizers.Sequence([first, by_bytes])
+    made.decoder = decoders.ByteLevel()
+    if cut == "qwen2":
+        made.normalizer = normalizers.NFC()
+    # 3 is a control token, and 4 one of a user's.
+    kinds = list(zip(tokens, fields["tokenizer.ggml.token_type"], strict=True))
+    made.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == 3])
+    made.add_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == 4])
+    return made

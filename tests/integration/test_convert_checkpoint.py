@@ -54,7 +54,7 @@ def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(tiny_checkpoint,
     model, output = tiny_checkpoint("llm"), tmp_path / "made"
     file = written(model, tmp_path / "model.gguf")
     convert_checkpoint.main([str(file), "--output", str(output), "--dtype", "float32"])
-    assert "a turn ends with <|im_end|>" in capsys.readouterr().out
+    assert "turns end with <|im_end|>" in capsys.readouterr().out
     before, after = map(AutoTokenizer.from_pretrained, (model, output))
     for text in TEXTS:
         assert after(text).input_ids == before(text).input_ids
