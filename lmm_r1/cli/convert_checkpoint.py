@@ -69,9 +69,7 @@ def convert(file: Path, output: Path, *, dtype: str) -> None:
         made = Checkpoint(str(folder))
         check_turn_end(made.kit, made.processor, path=str(folder), model=str(file))
     count = sum(weight.numel() for weight in model.parameters())
-    print(
-        f"{output}: {model.config.model_type}, {count:,} parameters in {dtype}; turns end with {tokenizer.eos_token}"
-    )
+    print(f"{output}: {model.config.model_type}, {count:,} parameters, {dtype}; turns end with {tokenizer.eos_token}")
 
 
 def _tokenizer(file: Path, fields: Mapping[str, Any]) -> Any:
