@@ -364,7 +364,7 @@ def train_dpo(
     **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Train on pairs of a chosen and a rejected response, as `lmm-r1 train_dpo` does; otherwise as `train_sft`."""
-    return _supervised("dpo:DPORun", DPOConfig, config, overrides, keywords)
+    return _supervised("pairs:DPORun", DPOConfig, config, overrides, keywords)
 
 
 def train_rm(
@@ -373,7 +373,7 @@ def train_rm(
     **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Train a reward model on such pairs, as `lmm-r1 train_rm` does; otherwise as `train_sft`."""
-    return _supervised("rm:RMRun", RMConfig, config, overrides, keywords)
+    return _supervised("pairs:RMRun", RMConfig, config, overrides, keywords)
 
 
 def train_kd(
@@ -382,7 +382,7 @@ def train_kd(
     **keywords: Unpack[KDKeywords],
 ) -> TrainedRun:
     """Train a student to predict like the `teacher`, as `lmm-r1 train_kd` does; otherwise as `train_sft`."""
-    return _supervised("kd:KDRun", KDConfig, config, overrides, keywords)
+    return _supervised("sft:KDRun", KDConfig, config, overrides, keywords)
 
 
 Config = TypeVar("Config", PPOConfig, SFTConfig, DPOConfig, RMConfig, KDConfig)

@@ -64,7 +64,6 @@ def write_pairs(folder: Path) -> Path:
 # Responses of a random model are all wrong; these rewards differ, so that updates move the weights.
 REWARD = """
 import zlib
-
 def reward_func(queries, prompts, labels):
     return {"rewards": [zlib.crc32(query.encode()) / 2**32 for query in queries]}
 """

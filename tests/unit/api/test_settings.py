@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import importlib
 import json
 import math
 import os
@@ -11,12 +12,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.api import own_process, read_config, row_file, without_flags
+from lmm_r1.api import functions, own_process, read_config, row_file, without_flags
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
+
+
+def test_the_runs_that_functions_name_exist(monkeypatch):
+    named: list[str] = []
+    monkeypatch.setattr(functions, "_supervised", lambda run, *settings: named.append(run))
+    for train in (functions.train_sft, functions.train_dpo, functions.train_rm, functions.train_kd):
+        train()
+    for module, _, name in (run.partition(":") for run in named):
+        assert isinstance(getattr(importlib.import_module(f"lmm_r1.supervised.{module}"), name), type)
 
 
 def test_a_mapping_is_nested_or_dotted_or_both_and_its_values_are_those_of_the_flags():
