@@ -201,7 +201,7 @@ def _as_json(node: yaml.Node) -> object:
         return found
     if isinstance(node, yaml.SequenceNode):
         return [_as_json(item) for item in node.value]
-    assert isinstance(node, yaml.ScalarNode), "there is no other kind"
+    assert isinstance(node, yaml.ScalarNode), "mappings and sequences are handled above"
     if node.style is not None:
         return node.value
     try:

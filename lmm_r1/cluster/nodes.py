@@ -148,7 +148,7 @@ def connect(**settings: Any) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Ray starts workers at nice 15: on a shared machine they would get what others leave.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Seconds: on a slow machine forked workers answer once their libraries are loaded.
+    # Seconds: on a slow machine workers answer once their libraries are loaded.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
     if settings.get("log_to_driver") is False:
         # If several workers fail alike, the run reports one of them. Ray would print the others, each with its traceback,

@@ -299,7 +299,7 @@ _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_mem
 
 # Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is for a whole group,
 # one in front for this name in all groups. Models and rows are compared by their content, not by these names: what
-# data.format and the like make of the rows is in the rows' digest. Of actor.eps_clip, the range that it stands for is compared.
+# data.format and the like make of the rows is in the rows' digest. Not actor.eps_clip but its range is compared.
 _FREE = tuple("""
     .gradient_checkpointing_enable .gradient_checkpointing_layers .gradient_checkpointing_reentrant
     .max_tokens_per_gpu .micro_batch_size .model_name_or_path .num_gpus_per_node .num_nodes .offload

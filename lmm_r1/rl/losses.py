@@ -176,7 +176,7 @@ class LossSettings:
 
     @property
     def follows_advantages(self) -> bool:
-        """Whether the gradient is 0 where all advantages are: a loss of `POLICY_LOSSES` with nothing beside it."""
+        """Whether the gradient is 0 if all advantages are 0: one of `POLICY_LOSSES`, without a KL or entropy term."""
         return self.loss in POLICY_LOSSES and self.kl is None and not self.entropy_coef
 
     @classmethod

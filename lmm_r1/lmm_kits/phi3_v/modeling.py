@@ -244,7 +244,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def scaled_size(*, width: int, height: int, num_crops: int) -> tuple[int, int]:
-    """Return the (width, height) to which an image that is no higher than wide is scaled.
+    """Return the (width, height) to which a square or landscape image is scaled.
 
     Its width becomes the largest number of crops for which the grid has at most `num_crops` of them. Raises ValueError
     for an image so long that it would have no height.
