@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, whether their GPUs are real, and whether all of them see the files of a run."""
+"""The nodes of a Ray cluster, whether their GPUs are real, which of them a run gets, and whether all see its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import logging
 import os
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,8 @@ from ray._private import ray_constants
 from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.services import find_bootstrap_address
 from ray.exceptions import AuthenticationError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
@@ -295,3 +297,46 @@ def check_shared(paths: Sequence[SharedPath]) -> None:
 def unseen(paths: Sequence[SharedPath], token: str) -> list[SharedPath]:
     """Return the paths that this node does not have as the driver has them."""
     return [shared for shared in paths if not (Path(shared.path) / (token if shared.written else "")).exists()]
+
+
+# Longer than Ray takes to find free GPUs; others may hold them.
+_FREE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """GPUs that are reserved, one a bundle."""
+
+    group: PlacementGroup
+    bundles: tuple[int, ...]
+    """By rank: the bundle that it gets."""
+
+    def place(self, rank: int, **settings: Any) -> PlacementGroupSchedulingStrategy:
+        """Return the scheduling strategy that starts a rank's worker on its GPU."""
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self.group, placement_group_bundle_index=self.bundles[rank], **settings
+        )
+
+
+def reserve(gpus: int) -> Reservation:
+    """Wait for GPUs and return them in the order of the ranks: node by node, those with most of them first."""
+    group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
+    ready = group.ready()
+    if not ray.wait([ready], timeout=_FREE_S)[0]:
+        offered, free = (resources.get("GPU", 0) for resources in (ray.cluster_resources(), ray.available_resources()))
+        logger.warning(
+            "waiting for %d GPUs, each with a CPU core: Ray has %g, of which %g are free; more must come free or join",
+            *(gpus, offered, free),
+        )
+    ray.get(ready)
+    return Reservation(group=group, bundles=by_node(placement_group_table(group)["bundles_to_node_id"]))
+
+
+def by_node(nodes: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the bundles of a placement group node by node, those with most bundles first.
+
+    Args:
+        nodes: the node of each bundle.
+    """
+    sizes = Counter(nodes.values())
+    return tuple(sorted(nodes, key=lambda bundle: (-sizes[nodes[bundle]], nodes[bundle], bundle)))

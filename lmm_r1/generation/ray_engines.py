@@ -7,11 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from lmm_r1 import cpu, dotted, quiet
+from lmm_r1.cluster.nodes import Reservation, reserve
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.resolve import UNPLANNED
@@ -23,13 +24,13 @@ from lmm_r1.generation.engine_arguments import Guesses, engine_arguments, guesse
 from lmm_r1.generation.executors import AgentSpec
 from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt, SampledGroup
 from lmm_r1.generation.request import EngineWeights, PromptCodec, tokens_under_way
-from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
-from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 from lmm_r1.host.openrlhf import RolloutRayActor
-from lmm_r1.host.workers import Reservation, reserve
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.scoring.sources import make_scorer
+
+if TYPE_CHECKING:
+    from lmm_r1.generation.vllm_engine import InProcessEngine
 
 logger = logging.getLogger(__name__)
 # Threads that encode prompts and environments' answers on GPUs; each has its own processor.
@@ -83,6 +84,8 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         import vllm
         from packaging import version
         from vllm.v1.engine.llm_engine import LLMEngine
+
+        from lmm_r1.generation.vllm_engine import InProcessEngine
 
         self._configure_device_env(arguments["distributed_executor_backend"], bundle_indices, num_gpus)
         self._configure_vllm_env(version, vllm, full_determinism)
@@ -226,7 +229,6 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     assert config.vllm.gpu_memory_utilization is not None, "chosen by the plan"
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-    extension = BucketWeights if cpu.has_cuda() else FileWeights
     train = config.train
     return {
         **engine_arguments(
@@ -246,7 +248,8 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "enable_prefix_caching": config.vllm.enable_prefix_caching,
         "enable_sleep_mode": bool(config.vllm.enable_sleep),
         "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
-        "worker_extension_cls": f"{extension.__module__}.{extension.__qualname__}",
+        # Only its name: the module loads vLLM's engine, which the driver does not need.
+        "worker_extension_cls": f"lmm_r1.generation.worker_extension.{'Bucket' if cpu.has_cuda() else 'File'}Weights",
         # Log-probs of the policy as the trainer computes them, before top_p and top_k.
         "logprobs_mode": "raw_logprobs",
         "temperature": config.rollout.temperature,

@@ -1,68 +1,20 @@
-"""OpenRLHF's workers of models, and which GPU each rank of a group of workers gets."""
+"""OpenRLHF's workers of models."""
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from openrlhf.trainer.ray.launcher import BaseModelActor as BaseModelActor  # base class of the workers of models
 from openrlhf.trainer.ray.launcher import RayActorGroup  # starts the workers of a model
 from openrlhf.utils.deepspeed.deepspeed_utils import offload_deepspeed_states as offload_deepspeed_states
 from openrlhf.utils.deepspeed.deepspeed_utils import reload_deepspeed_states as reload_deepspeed_states
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from lmm_r1.cluster.nodes import Reservation
 
 T = TypeVar("T")
-
-# Longer than Ray takes to find free GPUs; others may hold them.
-_PATIENCE_S = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """GPUs that are reserved, one a bundle."""
-
-    group: PlacementGroup
-    bundles: tuple[int, ...]
-    """By rank: the bundle that it gets."""
-
-    def place(self, rank: int, **settings: Any) -> PlacementGroupSchedulingStrategy:
-        """Return the scheduling strategy that starts a rank's worker on its GPU."""
-        return PlacementGroupSchedulingStrategy(
-            placement_group=self.group, placement_group_bundle_index=self.bundles[rank], **settings
-        )
-
-
-def reserve(gpus: int) -> Reservation:
-    """Wait for GPUs and return them in the order of the ranks: node by node, those with most of them first."""
-    group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
-    ready = group.ready()
-    if not ray.wait([ready], timeout=_PATIENCE_S)[0]:
-        offered, free = (resources.get("GPU", 0) for resources in (ray.cluster_resources(), ray.available_resources()))
-        logger.warning(
-            "waiting for %d GPUs, each with a CPU core: Ray has %g, of which %g are free; more must come free or join",
-            gpus,
-            offered,
-            free,
-        )
-    ray.get(ready)
-    return Reservation(group=group, bundles=by_node(placement_group_table(group)["bundles_to_node_id"]))
-
-
-def by_node(nodes: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the bundles of a placement group node by node, those with most bundles first.
-
-    Args:
-        nodes: the node of each bundle.
-    """
-    sizes = Counter(nodes.values())
-    return tuple(sorted(nodes, key=lambda bundle: (-sizes[nodes[bundle]], nodes[bundle], bundle)))
 
 
 class WorkerGroup(RayActorGroup):

@@ -17,7 +17,7 @@ from lmm_r1 import cpu, quiet
 from lmm_r1.agents.environment import Environment, load_environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.cluster import nodes, run_environment, worker_runtime
-from lmm_r1.cluster.nodes import SharedPath, check_shared
+from lmm_r1.cluster.nodes import Reservation, SharedPath, check_shared, reserve
 from lmm_r1.config import PPOConfig, checkpoint_folder, model_paths
 from lmm_r1.config.declared import json_object
 from lmm_r1.config.hardware import needed_gpus
@@ -34,7 +34,7 @@ from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, settle_engines, without_sleep
 from lmm_r1.generation.request import check_turn_end, disagrees, with_correction
 from lmm_r1.host.strategy import check_fp16
-from lmm_r1.host.workers import Reservation, WorkerGroup, reserve
+from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_images_taken, check_weights, outlined_row
 from lmm_r1.lmm_kits.registry import KIT_FLAG, given_files

@@ -17,11 +17,10 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from lmm_r1 import cpu
 from lmm_r1.cluster import nodes
-from lmm_r1.cluster.nodes import SharedPath, check_shared
+from lmm_r1.cluster.nodes import SharedPath, check_shared, reserve
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
-from lmm_r1.host import workers
-from lmm_r1.host.workers import WorkerGroup, reserve
+from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.rl import run
 from lmm_r1.train.stopping import StopRequests
 
@@ -74,9 +73,9 @@ def cluster() -> Iterator[Cluster]:
 
 def test_a_driver_without_gpus_starts_gpu_workers_whose_neighbours_share_a_node(cluster, monkeypatch):
     assert cpu.has_cuda()
-    spread = workers.placement_group
+    spread = nodes.placement_group
     # As on a busy cluster: one bundle here, one there.
-    monkeypatch.setattr(workers, "placement_group", lambda bundles, strategy: spread(bundles, strategy="SPREAD"))
+    monkeypatch.setattr(nodes, "placement_group", lambda bundles, strategy: spread(bundles, strategy="SPREAD"))
     reservation = reserve(2 * GPUS)
     group = WorkerGroup(2, GPUS, Model, pg=reservation, num_gpus_per_actor=0.2, duplicate_actors=GPUS)
     try:
@@ -96,7 +95,7 @@ def test_a_driver_without_gpus_starts_gpu_workers_whose_neighbours_share_a_node(
 
 def test_gpus_are_waited_for_and_the_waiting_is_told(cluster, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(workers, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(nodes, "_FREE_S", 0.5)
     held = placement_group([{"GPU": 1}] * (2 * GPUS))
     ray.get(held.ready())
     threading.Timer(2, remove_placement_group, [held]).start()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmm_r1.host.workers import by_node
+from lmm_r1.cluster.nodes import by_node
 
 
 @pytest.mark.parametrize(
