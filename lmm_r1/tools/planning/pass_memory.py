@@ -214,7 +214,8 @@ class EmptyModel:
                 weights = [weight for weight in self.actor.parameters() if weight.requires_grad and self.is_trained]
                 hooks = [weight.register_post_accumulate_grad_hook(take) for weight in weights]
                 values = self._run(batch, entropy=entropy and self.is_trained)
-                if self.is_trained:
+                # Text trains nothing where only the vision tower or the projector is trained.
+                if values.requires_grad:
                     values.sum().backward()
         except (RuntimeError, TypeError) as error:
             # A kernel of the model does not accept tensors without memory.
