@@ -60,6 +60,7 @@ GROUPS = {
         "merge": "write a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint",
         "convert_config": "convert settings of other trainers to a file for --config, with a list of what has no counterpart",
         "convert_checkpoint": "make a checkpoint of a GGUF file",
+        "make_vlm": "put a vision-language model together of a released language model and a vision tower",
         "make_tiny_model": "build a small random multimodal model and its processor, to try commands on any machine",
         "kits": "list the supported architectures and what each supports",
         "completion": "print a script with which bash or zsh completes commands, flags and their choices",

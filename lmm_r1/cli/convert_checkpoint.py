@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not config.file.is_file():
             raise UserError(f"{config.file}: no such file; check the path")
         if importlib.util.find_spec("gguf") is None:
-            raise UserError("GGUF files are read by the package gguf; pip install 'lmm-r1[gguf]'")
+            raise UserError("GGUF files are read by the package gguf; pip install 'lmm-r1[convert]'")
         check_new_folder(config.output, flag="--output")
         convert(config.file, config.output, dtype=config.dtype)
 

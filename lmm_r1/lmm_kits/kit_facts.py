@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
     from lmm_r1.data.images import Video
+    from lmm_r1.lmm_kits.assembly import Assembly
     from lmm_r1.lmm_kits.features import FeaturePoint
     from lmm_r1.lmm_kits.tiny_model import TinyTokens
 
@@ -149,3 +150,5 @@ class KitFacts:
     """Special tokens and chat template of its tiny models."""
     tiny_tower_as_released: ClassVar[bool] = False
     """Whether tiny checkpoints name the vision tower's weights as the releases do, with a part that transformers 5 left out."""
+    assembly: ClassVar[Assembly | None] = None
+    """How `lmm-r1 make_vlm` makes a checkpoint of a language model and a vision tower; None if it cannot."""

@@ -27,6 +27,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.assembly import Assembly
 from lmm_r1.lmm_kits.encoding import check_tokens, known_ids, part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
 from lmm_r1.lmm_kits.kit import LmmKit, Media
@@ -39,6 +40,8 @@ SMALLEST_IMAGE = f"{AROUND_IMAGE}{WHOLE_IMAGE}{IMAGE}{AROUND_IMAGE}"
 START, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 # The places of tiles that the released tokenizers know.
 PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+# After these, the released tokenizers have further tokens up to the end of a turn, so that 128 follow the language model's.
+RESERVED = tuple(f"<|reserved_special_token_{number}|>" for number in range(88))
 TINY_TOKENS = TinyTokens(
     special=(UNKNOWN, START, PAD, WHOLE_IMAGE, *PLACES, AROUND_IMAGE, IMAGE, END_OF_TURN),
     end=END_OF_TURN,
@@ -216,6 +219,15 @@ class Idefics3Kit(IdeficsKit):
     engine_architecture = "LmmR1Idefics3ForConditionalGeneration"
 
 
+def smolvlm_parts(*, side: int, tiles: int, tokens: int) -> dict[str, object]:
+    sizes = {"size": {"longest_edge": tiles * side}, "max_image_size": {"longest_edge": side}}
+    return {
+        "image_processor": SmolVLMImageProcessor(**sizes),
+        "video_processor": SmolVLMVideoProcessor(**sizes),
+        "image_seq_len": tokens,
+    }
+
+
 class SmolVlmKit(IdeficsKit):
     """SmolVLM2, with text and images."""
 
@@ -225,14 +237,18 @@ class SmolVlmKit(IdeficsKit):
     model_class = SmolVLMForConditionalGeneration
     processor_class = SmolVLMProcessor
     engine_architecture = "LmmR1SmolVLMForConditionalGeneration"
+    assembly = Assembly(
+        language_models=("llama",),
+        tokens=(WHOLE_IMAGE, *PLACES, AROUND_IMAGE, IMAGE, *RESERVED, END_OF_TURN),
+        marks={"image": IMAGE},
+        scales=(4, 3, 2),
+        settings=lambda *, scale, tokens: {"scale_factor": scale},
+        parts=smolvlm_parts,
+    )
 
     def marks_of(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         # The template would write it for a video.
         return [*super().marks_of(tokenizer), "<video>"]
 
     def tiny_parts(self) -> dict[str, object]:
-        return {
-            **super().tiny_parts(),
-            "image_processor": SmolVLMImageProcessor(**SIZES),
-            "video_processor": SmolVLMVideoProcessor(**SIZES),
-        }
+        return smolvlm_parts(side=TILE, tiles=LONGEST_SIDE // TILE, tokens=(TILE // PATCH_SIZE // SCALE) ** 2)

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.assembly import Assembly
 from lmm_r1.lmm_kits.encoding import channels_first
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia
@@ -23,13 +24,14 @@ from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_s
 
 BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
 MEDIA_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
+MARKS = {"image": "<IMG_CONTEXT>\n", "video": "<video>\n"}
 TINY_TOKENS = TinyTokens(
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", *MEDIA_TOKENS[:3], *BOX_TOKENS, MEDIA_TOKENS[3]),
     names=dict(
         zip(("start_image_token", "end_image_token", "context_image_token", "video_token"), MEDIA_TOKENS, strict=True)
     ),
-    # No default system turn, a line break after each image.
-    chat_template=chatml({"image": "<IMG_CONTEXT>\n", "video": "<video>\n"}),
+    # No default system turn.
+    chat_template=chatml(MARKS),
 )
 # 4 x 4 patches in a tile, of which each 2 x 2 become one placeholder; 32 x 32 and 256 placeholders in the releases.
 TILE_SIDE, PATCH_SIZE, TILE_TOKENS = 56, 14, 4
@@ -37,6 +39,15 @@ MAX_TILES = 4  # 12 in the releases.
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 # vLLM's names of the releases' language models, by their `model_type`.
 LANGUAGE_MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def processor_parts(*, side: int, tiles: int, tokens: int) -> dict[str, object]:
+    settings: dict[str, object] = {"size": {"height": side, "width": side}, "image_mean": MEAN, "image_std": STD}
+    return {
+        "image_processor": GotOcr2ImageProcessor(max_patches=tiles, **settings),
+        "video_processor": InternVLVideoProcessor(**settings),
+        "image_seq_length": tokens,
+    }
 
 
 class InternVlKit(LmmKit):
@@ -70,6 +81,23 @@ class InternVlKit(LmmKit):
     # For training the tower with masked patches, which is not done here; the releases have none.
     untrained_prefixes = ("model.vision_tower.embeddings.mask_token",)
     tiny_tokens = TINY_TOKENS
+    assembly = Assembly(
+        language_models=tuple(LANGUAGE_MODELS),
+        tokens=MEDIA_TOKENS,
+        marks=MARKS,
+        scales=(2,),
+        settings=lambda *, scale, tokens: {"downsample_ratio": 1 / scale, "image_seq_length": tokens},
+        parts=processor_parts,
+        # DINOv2 normalises its features, and without mean pooling so does this tower.
+        tower={"attention_bias": True, "use_mean_pooling": False},
+        renamed=(
+            (r"attention\.attention\.([qkv])\w+", r"attention.\1_proj"),
+            (r"attention\.output\.dense", "attention.projection_layer"),
+            (r"layer_scale(\d)\.lambda1", r"lambda_\1"),
+            ("norm1", "layernorm_before"),
+            ("norm2", "layernorm_after"),
+        ),
+    )
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> InternVLConfig:
         """Load the config; raises UserError for a language model that was not tested."""
@@ -157,16 +185,7 @@ class InternVlKit(LmmKit):
         )
 
     def tiny_parts(self) -> dict[str, object]:
-        settings: dict[str, object] = {
-            "size": {"height": TILE_SIDE, "width": TILE_SIDE},
-            "image_mean": MEAN,
-            "image_std": STD,
-        }
-        return {
-            "image_processor": GotOcr2ImageProcessor(max_patches=MAX_TILES, **settings),
-            "video_processor": InternVLVideoProcessor(**settings),
-            "image_seq_length": TILE_TOKENS,
-        }
+        return processor_parts(side=TILE_SIDE, tiles=MAX_TILES, tokens=TILE_TOKENS)
 
 
 def _pixels(processor: InternVLProcessor, mark: str, **media: Sequence[Any]) -> torch.Tensor:
