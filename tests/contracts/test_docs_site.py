@@ -29,13 +29,6 @@ def test_every_link_of_every_page_leads_to_a_file_which_is_there_in_the_site_too
             assert (page.parent / link.partition("#")[0]).is_file(), f"{page.relative_to(tmp_path)}: {link}"
 
 
-def test_a_link_to_nothing_fails(site, tmp_path, monkeypatch):
-    (tmp_path / "README.md").write_text("[here](there.md), `[not](a/link.md)` and [out](https://example.org)\n")
-    monkeypatch.setattr(site, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match=r"^README.md: there.md leads to nothing$"):
-        site.stage(tmp_path / "staged")
-
-
 @pytest.mark.parametrize(
     ("remote", "address"),
     [

@@ -95,15 +95,11 @@ BAD_ROWS = {
     ),
     "unknown role": (
         [{**QUESTION, "messages": [{"role": "robot", "content": "?"}]}],
-        [
-            "rows.jsonl line 1: message 1 of \"messages\" has the role 'robot'; known roles are system, user, assistant, tool"
-        ],
+        ["rows.jsonl line 1: ", "has the role 'robot'; known roles are system, user, assistant, tool"],
     ),
     "answer in the prompt": (
         [QUESTION, TWO_ANSWERS],
-        [
-            "rows.jsonl line 2: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft"
-        ],
+        ["rows.jsonl line 2: ", "must not end with one of several assistant turns; such rows are for train_sft"],
     ),
     "too few rows": (
         [QUESTION],
@@ -302,10 +298,8 @@ def test_a_finished_stage_is_never_overwritten(command, argv, tiny_models, work,
     (work / "out" / "stage.json").write_text("{}")
     before = tree(work)
     sentence = error_of(command, argv(tiny_models["image"]), capfd=capfd)
-    assert sentence == (
-        "--ckpt.output_dir out: this stage is finished (stage.json is there); choose another folder, or give "
-        "--ckpt.overwrite to delete it and train again"
-    )
+    assert sentence.startswith("--ckpt.output_dir out: this stage is finished (stage.json is there)")
+    assert "--ckpt.overwrite" in sentence
     assert {name: data for name, data in tree(work).items() if "__pycache__" not in name} == before
 
 

@@ -102,50 +102,23 @@ def test_a_box_is_of_the_upright_image():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            {"bbox_2d": [0.5, 0.2, 0.1, 0.6]},
-            "bbox_2d [0.5, 0.2, 0.1, 0.6] has swapped corners: x0 is larger than x1; write the top-left corner first, then "
-            "the bottom-right one",
-        ),
-        (
-            {"bbox_2d": [0.1, 0.6, 0.5, 0.2]},
-            "bbox_2d [0.1, 0.6, 0.5, 0.2] has swapped corners: y0 is larger than y1; write the top-left corner first, then "
-            "the bottom-right one",
-        ),
-        ({"bbox_2d": [0.1, 0.2, 0.1, 0.6]}, "bbox_2d [0.1, 0.2, 0.1, 0.6] is empty: x0 and x1 are equal"),
-        (
-            {"bbox_2d": [-0.1, 0.2, 0.5, 0.6]},
-            "bbox_2d [-0.1, 0.2, 0.5, 0.6] extends beyond the image: x must lie between 0 and 1",
-        ),
-        (
-            {"bbox_2d": [10, 0.2, 0.5, 0.6]},
-            "bbox_2d [10.0, 0.2, 0.5, 0.6] extends beyond the image: x must lie between 0 and 1",
-        ),
-        (
-            {"bbox_2d": [0.1, 0.2, 0.5, 60]},
-            "bbox_2d [0.1, 0.2, 0.5, 60.0] extends beyond the image: y must lie between 0 and 1",
-        ),
-        (
-            {"bbox_2d": [0, 0.5, 1, 0.501]},
-            "bbox_2d [0.0, 0.5, 1.0, 0.501] is too thin: it has 300 x 1 pixels, and the longer side may be at most 100 "
-            "times the shorter one",
-        ),
-        (
-            {"bbox_2d": [0.1, 0.2, 0.5]},
-            "bbox_2d is wrong: List should have at least 4 items, not 3; it is [0.1, 0.2, 0.5]",
-        ),
-        ({"bbox_2d": [0.1, float("nan"), 0.5, 1]}, "bbox_2d[1] is wrong: should be a finite number; it is NaN"),
-        ({"source": 1}, "bbox_2d is missing; crop takes bbox_2d, source"),
-        (
-            {"bbox_2d": [0, 0, 1, 1], "source": "observation_1"},
-            "there is no image 'observation_1'; the images are: original_image",
-        ),
+        ({"bbox_2d": [0.5, 0.2, 0.1, 0.6]}, "x0 is larger than x1"),
+        ({"bbox_2d": [0.1, 0.6, 0.5, 0.2]}, "y0 is larger than y1"),
+        ({"bbox_2d": [0.1, 0.2, 0.1, 0.6]}, "x0 and x1 are equal"),
+        ({"bbox_2d": [-0.1, 0.2, 0.5, 0.6]}, "x must lie between 0 and 1"),
+        ({"bbox_2d": [10, 0.2, 0.5, 0.6]}, "x must lie between 0 and 1"),
+        ({"bbox_2d": [0.1, 0.2, 0.5, 60]}, "y must lie between 0 and 1"),
+        ({"bbox_2d": [0, 0.5, 1, 0.501]}, "300 x 1 pixels, and the longer side may be at most 100 times"),
+        ({"bbox_2d": [0.1, 0.2, 0.5]}, "at least 4 items, not 3"),
+        ({"bbox_2d": [0.1, float("nan"), 0.5, 1]}, "[1] is wrong: should be a finite number; it is NaN"),
+        ({"source": 1}, "is missing; crop takes bbox_2d, source"),
+        ({"bbox_2d": [0, 0, 1, 1], "source": "observation_1"}, "the images are: original_image"),
     ],
 )
-def test_a_wrong_box_is_told_exactly(arguments, said):
+def test_a_wrong_box_is_refused_with_what_is_wrong(arguments, said):
     with pytest.raises(BadCall) as raised:
         cut(episode(coordinates_image(300, 200)), **arguments)
-    assert str(raised.value) == said
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -86,21 +86,11 @@ def test_what_is_not_there_is_told(source, said):
     [
         ("1 / 0", "", {}, r"the file cannot be imported \(ZeroDivisionError"),
         ("x = 1", "", {}, "the file defines no Environment, and no list TOOLS of functions; subclass"),
-        (
-            HEAD + "class Loud(Echo):\n    name = 'loud'\n",
-            "",
-            {},
-            "the file defines Echo, Loud; say which: .*agent.py:Echo",
-        ),
+        (HEAD + "class Loud(Echo):\n    name = 'loud'\n", "", {}, "defines Echo, Loud; say which: .*agent.py:Echo"),
         (HEAD, ":Echoes", {}, "Echoes is not an Environment"),
         (HEAD, ":Nothing", {}, "Nothing is not an Environment"),
         (HEAD, "", {"many": 1}, "no option 'many'; known are times"),
-        (
-            HEAD,
-            "",
-            {"times": "x"},
-            r"it cannot be created with the options {'times': 'x'} \(ValueError: invalid literal",
-        ),
+        (HEAD, "", {"times": "x"}, r"the options {'times': 'x'} \(ValueError: invalid literal"),
         (HEAD + "made = Echo()\n", "", {"times": 1}, "made is an instance and takes no options"),
         ("TOOLS = [lambda: 1]", "", {}, "a name has only letters, digits, _ and -"),
     ],
@@ -111,10 +101,7 @@ def test_what_is_wrong_with_a_file_is_told(file, code, name, options, said):
 
 
 def test_wrong_options_of_a_name_are_told():
-    with pytest.raises(
-        UserError,
-        match="environment crop: no option 'pixels'; known are coordinates, edges, rounding, prompts, tools, min_pixels",
-    ):
+    with pytest.raises(UserError, match="environment crop: no option 'pixels'; known are coordinates, edges"):
         load_environment("crop", options={"pixels": 3})
     with pytest.raises(UserError, match="environment crop: crop: coordinates 'pixels' must be one of"):
         load_environment("crop", options={"coordinates": "pixels"})

@@ -92,18 +92,9 @@ def test_what_went_wrong_is_one_sentence(recipe, capsys, fields, message):
     assert message in capsys.readouterr().err
 
 
-def test_an_unknown_name_is_answered_with_the_names(capsys):
-    with pytest.raises(SystemExit):
-        reproduce.main(["smal"])
-    assert "no recipe smal; there are clevr, demo" in capsys.readouterr().err
-
-
-def test_without_a_name_the_recipes_are_listed(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_without_a_name_the_recipes_are_listed(capsys):
     reproduce.main([])
-    printed = capsys.readouterr().out
-    assert "benchmarks/results/demo.json" in printed
-    assert "not yet run here" in printed
+    assert "clevr" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", reproduce.names())

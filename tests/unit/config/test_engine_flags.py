@@ -59,14 +59,8 @@ def test_switching_cuda_graphs_off_is_refused_where_nothing_has_them(command, fl
         ({"agent": "crop", "agent_max_images": -1}, "--agent_max_images -1 must be at least 0"),
         ({"agent": "crop", "agent_answer_s": 0.0}, "--agent_answer_s 0 must be above 0"),
         ({"agent": "crop", "agent_options": "[1]"}, "--agent_options [1] must be a JSON object"),
-        (
-            {"agent": "crop", "agent_thought": ThoughtConfig(continuations=-1)},
-            "--agent_thought.continuations -1 must be",
-        ),
-        (
-            {"agent_thought": ThoughtConfig(max_tokens=9)},
-            "--agent_thought.max_tokens 9 has no effect unless --agent is set",
-        ),
+        ({"agent": "crop", "agent_thought": ThoughtConfig(continuations=-1)}, "--agent_thought.continuations -1 must"),
+        ({"agent_thought": ThoughtConfig(max_tokens=9)}, "--agent_thought.max_tokens 9 has no effect unless --agent"),
     ],
 )
 def test_a_flag_of_episodes_that_makes_no_sense_is_refused(command, changes, sentence, tmp_path):
@@ -76,21 +70,13 @@ def test_a_flag_of_episodes_that_makes_no_sense_is_refused(command, changes, sen
 @pytest.mark.parametrize(
     ("command", "changes", "needed"),
     [
-        ("evaluate", {"backend": "transformers"}, "--backend is vllm: only vLLM plays episodes"),
-        ("interactive_chat", {"backend": "transformers"}, "--backend is vllm: only vLLM plays episodes"),
-        ("batch_inference", {"eval_task": "generate"}, "--eval_task is generate_vllm: only vLLM plays episodes"),
-        ("batch_inference", {"eval_task": "rm"}, "--eval_task is generate_vllm: only vLLM plays episodes"),
-        (
-            "batch_inference",
-            {"reward_model": "r"},
-            "--reward_model is not set: a reward model scores single responses",
-        ),
-        ("batch_inference", {"select": "dpo_pairs", **SAMPLED}, "--select is not dpo_pairs: pairs are of single"),
-        (
-            "evaluate",
-            {"endpoint": "http://127.0.0.1:1/v1", "model": ("m",)},
-            "--endpoint is not set: episodes are played on an engine in this process",
-        ),
+        ("evaluate", {"backend": "transformers"}, "--backend is vllm"),
+        ("interactive_chat", {"backend": "transformers"}, "--backend is vllm"),
+        ("batch_inference", {"eval_task": "generate"}, "--eval_task is generate_vllm"),
+        ("batch_inference", {"eval_task": "rm"}, "--eval_task is generate_vllm"),
+        ("batch_inference", {"reward_model": "r"}, "--reward_model is not set"),
+        ("batch_inference", {"select": "dpo_pairs", **SAMPLED}, "--select is not dpo_pairs"),
+        ("evaluate", {"endpoint": "http://127.0.0.1:1/v1", "model": ("m",)}, "--endpoint is not set"),
     ],
 )
 def test_what_plays_no_episodes_is_told_with_what_does(command, changes, needed, tmp_path):

@@ -134,15 +134,9 @@ def test_it_may_do_what_it_may_do_in_the_main_thread_of_a_trainer(tmp_path, code
     [
         ("os._exit(3)", "math.py: the reward function: its process ended with exit code 3; a function must return"),
         ("ctypes.string_at(0)", r"its process was killed by signal 11 \(Segmentation fault\); stderr says where"),
-        (
-            "os.kill(os.getpid(), 9)",
-            r"its process was killed by signal 9 \(Killed\); the machine may be out of memory",
-        ),
+        ("os.kill(os.getpid(), 9)", r"killed by signal 9 \(Killed\); the machine may be out of memory"),
         ("sys.exit('over')", "math.py, line 4: the reward function raised SystemExit: over"),
-        (
-            "import flash_judge",
-            "math.py, line 4: .*No module named 'flash_judge'; install it .*pip install flash-judge",
-        ),
+        ("import flash_judge", "math.py, line 4: .*No module named 'flash_judge'; install it .*flash-judge"),
     ],
 )
 def test_however_it_ends_the_message_says_so_to_all_groups(tmp_path, body, said):

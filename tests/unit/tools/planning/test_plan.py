@@ -10,7 +10,7 @@ from lmm_r1.errors import ListedError, UserError
 from lmm_r1.tools.planning.choices import refuse_excess
 from lmm_r1.tools.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
 from lmm_r1.tools.planning.pass_memory import ModelSize, TrainedStates
-from lmm_r1.tools.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, summary
+from lmm_r1.tools.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel
 
 SIZE = ModelSize(
     parameters=GIB, weight_bytes=2 * GIB, trained=GIB, trained_bytes=2 * GIB, largest_trained=0, matrices=GIB
@@ -78,14 +78,6 @@ def test_images_are_counted_with_the_tokens_that_they_stand_beside():
     assert (passes.images(4096), passes.pass_bytes(4096)) == (4, (1 + 4 + 4) * GIB)
     assert passes.tokens(9 * GIB, step=256) == 4096
     assert passes.images(100) == 1, "a pass with images has one at least"
-
-
-def test_a_plan_is_told_in_two_lines():
-    first, second = summary(plan())
-    assert first == (
-        "memory, predicted: each GPU 52.0 GiB of 80.0 GiB (generation); a machine's memory 5.0 GiB of 64.0 GiB"
-    )
-    assert second == "passes of the update: 4,096 tokens"
 
 
 def test_what_is_too_small_is_named_with_what_it_would_hold():

@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import re
 
 import pytest
 from helpers.run_folders import PageText, rollout, scores, write_curriculum, write_lines, write_stage
@@ -55,8 +56,17 @@ def test_the_page_says_how_many_of_how_many_rollouts_it_holds(curriculum):
     assert "0 of the 320 logged rollouts" in PageText(build_report(curriculum, max_rollouts=0)).text
 
 
-def test_what_a_model_wrote_cannot_become_markup(tmp_path):
-    nasty = "</script><script>alert(1)</script><!-- & \u2028 \ud800"
+@pytest.mark.parametrize(
+    "nasty",
+    [
+        "</script><script>alert(1)</script><!-- & \u2028 \ud800, a bell \x07, a null \x00, reversed \u202etxet",
+        "x" * 100_000,
+        "<think>" * 20_000,
+        "",
+    ],
+    ids=["markup", "long", "tags", "empty"],
+)
+def test_what_a_model_wrote_cannot_become_markup(nasty, tmp_path):
     write_stage(tmp_path, name="<b>fre</b>", steps=1, seconds=1.0, hour=9)
     write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "<i>odd</i>": 1.0}])
     write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, response=nasty, label="<b>", reward=float("nan"))])
@@ -67,6 +77,8 @@ def test_what_a_model_wrote_cannot_become_markup(tmp_path):
     assert "<i>odd" not in html
     (record,) = PageText(html).data["rollouts"]
     assert (record["response"], record["label"], record["reward"]) == (nasty, "<b>", None)
+    # The page's script builds elements from text, never from markup.
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", html)
 
 
 def test_the_settings_are_shown_without_credentials(curriculum):
