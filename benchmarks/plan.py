@@ -31,7 +31,7 @@ from lmm_r1 import cpu
 if TYPE_CHECKING:
     from lmm_r1.models.loading import LoadSettings
     from lmm_r1.models.packed.packing import ModelSample
-    from lmm_r1.tools.planning.pass_memory import EmptyModel, Role
+    from lmm_r1.tools.planning.pass_memory import EmptyModel, PlannedRole
 
 STEPS = 2
 MIB = 2**20
@@ -41,7 +41,7 @@ MIB = 2**20
 class Case:
     """One training."""
 
-    role: Role = "policy"
+    role: PlannedRole = "policy"
     arch: str = "qwen2_5_vl"
     hidden_size: int = 512
     layers: int = 8
@@ -237,11 +237,11 @@ def batch_of(case: Case, model: Path) -> list[ModelSample]:
 
 def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
     """Return the bytes that the case will take, and the sizes of model and batch."""
-    from lmm_r1.tools.planning.pass_memory import ZeroSettings, empty_model, trained_states
+    from lmm_r1.tools.planning.pass_memory import ModelSettings, ZeroSettings, empty_model, trained_states
 
-    empty: EmptyModel = empty_model(
-        str(model), case.role, settings=load_settings(case), checkpointing=case.checkpointing
-    )
+    load, checkpointing = load_settings(case), case.checkpointing
+    settings = ModelSettings(path=str(model), role=case.role, load=load, checkpointing=checkpointing)
+    empty: EmptyModel = empty_model(settings)
     width = {"fp32": 4, "bf16": 2}[case.param_dtype]
     states = trained_states(
         empty.size,

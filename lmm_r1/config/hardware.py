@@ -246,7 +246,7 @@ def supervised_processes(config: SupervisedConfig) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Share:
+class Share:
     """Models, and perhaps the engines, that are on the same GPUs."""
 
     models: tuple[str, ...]
@@ -301,7 +301,7 @@ class _Share:
 
 def asked_gpus(config: PPOConfig) -> dict[str, int]:
     """Return how many GPUs those who share some ask for, the policy's first, of settings without open counts."""
-    counts = ((share, config.placed[share.models[0]] if share.models else config.vllm) for share in _shares(config))
+    counts = ((share, config.placed[share.models[0]] if share.models else config.vllm) for share in gpu_shares(config))
     return {str(share): group.gpus for share, group in counts}
 
 
@@ -346,13 +346,13 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
     Raises:
         UserError: this machine has too few.
     """
-    shares = _shares(config)
+    shares = gpu_shares(config)
     offer = Offer(per_node=(), joined=False) if all(share.is_named(config) for share in shares) else ask()
     together = _chosen_together(config, offer)
     settings: dict[str, object] = {"train.colocate_all": together}
     shared = bool(together) and config.train.colocate_all is None
     config = dotted.replace(config, settings)
-    shares = _shares(config)
+    shares = gpu_shares(config)
     node = min(offer.per_node, default=1)
     shapes = {share: named for share in shares if (named := share.named(config, node=node)) is not None}
     taken = sum(nodes * gpus for nodes, gpus in shapes.values())
@@ -391,7 +391,7 @@ def _chosen_together(config: PPOConfig, offer: Offer) -> bool | None:
         return config.train.colocate_all
     if config.train.async_enable or offer.joined or not offer.per_node:
         return False
-    shares, node = _shares(config), min(offer.per_node)
+    shares, node = gpu_shares(config), min(offer.per_node)
     named = {share: found for share in shares if (found := share.named(config, node=node)) is not None}
     taken = sum(nodes * gpus for nodes, gpus in named.values())
     left = sum(offer.per_node) - taken
@@ -405,7 +405,7 @@ def shape(size: int, *, node: int) -> tuple[int, int]:
     return next((nodes, size // nodes) for nodes in range(1, size + 1) if size % nodes == 0 and size // nodes <= node)
 
 
-def _divided(config: PPOConfig, shares: Sequence[_Share], offer: Offer, *, taken: int) -> dict[_Share, int]:
+def _divided(config: PPOConfig, shares: Sequence[Share], offer: Offer, *, taken: int) -> dict[Share, int]:
     units = {share: share.unit(config) for share in shares}
     left = sum(offer.per_node) - taken
     if not shares or not offer.per_node:
@@ -424,7 +424,7 @@ def _divided(config: PPOConfig, shares: Sequence[_Share], offer: Offer, *, taken
     )
 
 
-def _shares(config: PPOConfig) -> list[_Share]:
+def gpu_shares(config: PPOConfig) -> list[Share]:
     """Return who has GPUs of their own, the policy's first."""
     train = config.train
     models = list(config.placed)
@@ -436,8 +436,8 @@ def _shares(config: PPOConfig) -> list[_Share]:
     apart = [(name,) for name in models if name not in (*together, *pair)]
     shares = [together, *([pair] if pair else []), *apart]
     if train.colocate_all:
-        return [_Share(models=share, engines=share is together) for share in shares]
-    return [*(_Share(models=share, engines=False) for share in shares), _Share(models=(), engines=True)]
+        return [Share(models=share, engines=share is together) for share in shares]
+    return [*(Share(models=share, engines=False) for share in shares), Share(models=(), engines=True)]
 
 
 def check_batches(config: PPOConfig) -> None:

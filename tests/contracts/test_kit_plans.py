@@ -11,11 +11,12 @@ from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.tools.planning import pass_memory
 from lmm_r1.tools.planning.pass_memory import (
     EmptyModel,
+    ModelSettings,
     ModelSize,
     Unpredictable,
     empty_model,
-    group_of,
     ordinary_token,
+    sample_of,
 )
 
 # Sends tokens to experts by what their values are: it can only be computed.
@@ -34,10 +35,15 @@ def small_models_have_no_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_memory, "SMALL", 0)
 
 
+def empty(folder: str, role: str, *, checkpointing: bool = False, **settings: Any) -> EmptyModel:
+    load, _ = flat_settings(SETTINGS | settings)
+    return empty_model(ModelSettings(path=folder, role=role, load=load, checkpointing=checkpointing))
+
+
 def held(folder: str, *, role: str, checkpointing: bool, **settings: Any) -> tuple[int, int]:
     """Return the bytes of a pass over two samples with an image, as planned and as computed."""
     settings = SETTINGS | settings
-    planned = empty_model(folder, role, settings=flat_settings(settings)[0], checkpointing=checkpointing)
+    planned = empty(folder, role, checkpointing=checkpointing, **settings)
     build = flat_actor if role == "policy" else partial(flat_value_model, kind="critic", value_head_prefix="score")
     actor = build(folder, **settings)
     assert ModelSize.of(actor) == planned.size
@@ -48,7 +54,8 @@ def held(folder: str, *, role: str, checkpointing: bool, **settings: Any) -> tup
     kit, ordinary = checkpoint.kit, ordinary_token(checkpoint)
     ids, media = kit.filler_media(checkpoint.config) if kit.takes_images else ([], None)
     images = None if media is None else kit.merge_media([media] * 2)
-    batch = group_of([*[ordinary] * 20, *ids * 2], [[ordinary] * 30, [ordinary] * 50], media=images)
+    prompt = [*[ordinary] * 20, *ids * 2]
+    batch = [sample_of(prompt, [ordinary] * length, media=images) for length in (30, 50)]
     entropy = role == "policy"
     assert all(weight.grad is None for weight in planned.actor.parameters())
     return planned.pass_bytes(batch, entropy=entropy), real.pass_bytes(batch, entropy=entropy)
@@ -69,23 +76,17 @@ def test_a_planned_pass_holds_what_a_computed_one_does(name, tiny_checkpoint):
 @pytest.mark.full
 def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_computed(tiny_checkpoint):
     folder = str(tiny_checkpoint("qwen2_5_vl"))
-    whole = ModelSize.of(empty_model(folder, "policy", settings=flat_settings(SETTINGS)[0], checkpointing=False).actor)
+    whole = ModelSize.of(empty(folder, "policy").actor)
     half_lora = {"lora_rank": 4, "param_dtype": "bf16"}
     for settings in ({"lora_rank": 4}, half_lora, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
         planned, computed = held(folder, role="policy", checkpointing=True, **settings)
         assert planned == computed
-    size = ModelSize.of(
-        empty_model(
-            folder, "policy", settings=flat_settings(SETTINGS | {"lora_rank": 4})[0], checkpointing=False
-        ).actor
-    )
+    size = ModelSize.of(empty(folder, "policy", lora_rank=4).actor)
     assert size.trained < whole.trained / 4
-    half = empty_model(
-        folder, "policy", settings=flat_settings(SETTINGS | {"param_dtype": "bf16"})[0], checkpointing=False
-    ).size
+    half = empty(folder, "policy", param_dtype="bf16").size
     assert half.weight_bytes == whole.weight_bytes // 2
     assert half.merging_bytes == 0
-    adapted = empty_model(folder, "policy", settings=flat_settings(SETTINGS | half_lora)[0], checkpointing=False)
+    adapted = empty(folder, "policy", **half_lora)
     largest = max(layer.get_base_layer().weight.numel() for layer in adapted_layers(adapted.actor).values())
     # In fp32, and then rounded to bf16.
     assert adapted.size.merging_bytes == 6 * largest > 0
@@ -94,7 +95,7 @@ def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_comp
 @pytest.mark.parametrize("role", ["policy", "critic"])
 def test_a_model_in_4_bits_is_planned_with_its_scales_and_one_whole_layer(tiny_checkpoint, role):
     folder, settings = str(tiny_checkpoint("qwen2_5_vl")), SETTINGS | {"lora_rank": 4}
-    model = empty_model(folder, role, settings=flat_settings(settings)[0], checkpointing=False)
+    model = empty(folder, role, lora_rank=4)
     whole, planned = model.size, model.size_in_4bit
     build = flat_actor if role == "policy" else partial(flat_value_model, kind="critic", value_head_prefix="score")
     actor = build(folder, **settings, load_in_4bit=True)

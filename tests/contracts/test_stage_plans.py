@@ -72,7 +72,7 @@ def test_an_rl_stage_fits_its_machine(script, machine_name, model_3b, tmp_path):
     roles = [model.role for device in plan.devices for model in device.models]
     with_critic = script != RL_STAGES[0] and machine_name != "1 x 24"
     assert ("critic" in roles) == with_critic
-    assert plan.devices[0].models[0].estimate.size.parameters > 3.7e9
+    assert plan.devices[0].models[0].size.parameters > 3.7e9
     assert plan.pass_tokens is not None
     assert MOST_PASS_TOKENS <= plan.pass_tokens <= MOST_GPU_PASS_TOKENS
 

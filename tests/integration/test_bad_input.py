@@ -211,16 +211,10 @@ BAD_MODELS = {
         remove("processor_config.json"),
         ["no image processor in this checkpoint; copy processor_config.json or preprocessor_config.json, the tok"],
     ),
-    "damaged image processor": (
-        overwrite("processor_config.json", "{"),
-        ["cannot be loaded", "; copy processor_conf"],
-    ),
+    "damaged image processor": (overwrite("processor_config.json", "{"), ["cannot be loaded", "; copy processor"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["no tokenizer in this checkpoint; copy the"]),
     "no chat template": (remove("chat_template.jinja"), ["no chat template in this checkpoint; copy the original"]),
-    "damaged chat template": (
-        overwrite("chat_template.jinja", "{% if %}"),
-        ["the chat template of", "is broken", "; "],
-    ),
+    "damaged chat template": (overwrite("chat_template.jinja", "{% if %}"), ["the chat template of", "is broken"]),
     "no config": (remove("config.json"), ["no config.json in this folder; is it a Hugging Face checkpoint?"]),
     "damaged config": (overwrite("config.json", '{"model_type": '), ["config.json: not valid JSON (", "; copy the"]),
     "config of another kind": (overwrite("config.json", "[]"), ["config.json: a JSON object is needed, not list"]),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from PIL import Image
 from rich.console import Console
@@ -30,24 +31,15 @@ from lmm_r1.quiet import is_verbose
 from lmm_r1.tools.planning.estimates import PlanImage, machine_of
 from lmm_r1.tools.planning.pass_memory import Unpredictable, ordinary_token
 from lmm_r1.tools.planning.plan import Plan, gib, summary
-from lmm_r1.tools.planning.run_plan import (
-    TOKEN_STEP,
-    counts_tokens,
-    ordinary_tokens,
-    plan_ppo,
-    plan_supervised,
-    stage_of,
-)
+from lmm_r1.tools.planning.run_plan import TOKEN_STEP, plan_ppo, plan_supervised, stage_of
 
 logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
-_TWICE = "All activations are computed twice: an update takes about a third longer."
 SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
+class Remedy(NamedTuple):
     """Flags that leave more memory."""
 
     settings: dict[str, object]
@@ -63,23 +55,21 @@ class Remedy:
 # What changes the result of a training, the least harmful first; of each, those flags apply that a run has.
 HARMFUL = (
     Remedy(
-        settings={"actor.freeze_visual_encoder": True, "model.freeze_visual_encoder": True},
-        cost="The vision tower is not trained; the features of each image are computed once and cached.",
+        {"actor.freeze_visual_encoder": True, "model.freeze_visual_encoder": True},
+        "The vision tower is not trained; the features of each image are computed once and cached.",
     ),
-    Remedy(settings={"algo.kl.init_coef": 0.0}, cost="No penalty keeps the policy near the initial model."),
+    Remedy({"algo.kl.init_coef": 0.0}, "No penalty keeps the policy near the initial model."),
     Remedy(
-        settings={"actor.optim": "adamw_8bit", "critic.optim": "adamw_8bit", "optim": "adamw_8bit"},
-        cost="The moments of AdamW are rounded to 8 bits.",
+        {"actor.optim": "adamw_8bit", "critic.optim": "adamw_8bit", "optim": "adamw_8bit"},
+        "The moments of AdamW are rounded to 8 bits.",
     ),
+    Remedy({"ds.lora.rank": 64}, "Only adapters are trained; the initial model under them is the reference."),
     Remedy(
-        settings={"ds.lora.rank": 64}, cost="Only adapters are trained; the initial model under them is the reference."
-    ),
-    Remedy(
-        settings={"ds.lora.rank": 64, "ds.load_in_4bit": True},
-        cost="Only adapters are trained, on a language model that is rounded to 4 bits (QLoRA).",
+        {"ds.lora.rank": 64, "ds.load_in_4bit": True},
+        "Only adapters are trained, on a language model that is rounded to 4 bits (QLoRA).",
     ),
     *(
-        Remedy(settings={"data.max_pixels": pixels}, cost="Images are scaled down, so that small details are lost.")
+        Remedy({"data.max_pixels": pixels}, "Images are scaled down, so that small details are lost.")
         for pixels in (802_816, 401_408, 200_704)
     ),
     *(
@@ -107,12 +97,10 @@ def refuse_excess(
         replan: returns the plan of other settings.
         command: returns a command line with remedies, which the error then ends with.
     """
-    found = plan.excesses()
-    if not found:
+    if not (found := plan.excesses()):
         return
-    taken, missing = fitting_remedies(config, plan, replan=replan, remedies=list(_remedies(config, plan)))
-    sentence, flags = f"the run cannot fit: {'; '.join(found)}", " ".join(map(str, taken))
-    lines: list[str] = []
+    taken, missing = fitting_remedies(config, plan, replan=replan)
+    sentence, flags, lines = f"the run cannot fit: {'; '.join(found)}", " ".join(map(str, taken)), list[str]()
     if missing:
         tried = f"; even with {flags} {gib(missing)} are missing" if taken else ""
         sentence += f"{tried}: take more GPUs, a machine with more memory, or a smaller model"
@@ -132,7 +120,7 @@ def settings_of(remedies: Sequence[Remedy]) -> dict[str, object]:
 
 
 def fitting_remedies(
-    config: Config, plan: Plan, *, replan: Callable[[Config], Plan], remedies: Sequence[Remedy] | None = None
+    config: Config, plan: Plan, *, replan: Callable[[Config], Plan], remedies: Iterable[Remedy] | None = None
 ) -> tuple[Sequence[Remedy], int]:
     """Return the remedies that are needed to make a run fit, and how many bytes are missing with them.
 
@@ -152,7 +140,7 @@ def fitting_remedies(
 
     taken: list[Remedy] = []
     shortage = plan.shortage
-    for remedy in list(_remedies(config, plan)) if remedies is None else remedies:
+    for remedy in _remedies(config, plan) if remedies is None else remedies:
         if shortage == 0:
             break
         # A later value of a flag replaces an earlier one.
@@ -167,39 +155,12 @@ def fitting_remedies(
     return taken, shortage
 
 
-def open_remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
-    """Yield remedies whose flags are not set and that cost only time, the cheapest first."""
-    if plan.machine.gpu_bytes is None:
-        # With a GPU it is chosen before.
-        group = "actor" if isinstance(config, PPOConfig) else "model"
-        if dotted.get(config, f"{group}.gradient_checkpointing_enable") is None:
-            yield Remedy(settings={f"{group}.gradient_checkpointing_enable": True}, cost=_TWICE)
-        return
-    found = _of_states(config, plan)
-    yield from (remedy for remedy in found if all(dotted.get(config, flag) is None for flag in remedy.settings))
-
-
 def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
     """Yield remedies that a run does not have yet, first those that cost time, then `HARMFUL`."""
-    on_gpu = plan.machine.gpu_bytes is not None
-    if on_gpu and isinstance(config, PPOConfig) and config.train.colocate_all and not config.vllm.enable_sleep:
-        cost = "The engines move their weights out and back in each step."
-        yield Remedy(settings={"vllm.enable_sleep": True}, cost=cost)
-    if on_gpu and isinstance(config, PPOConfig):
-        cost, most = "Fewer responses are generated at a time.", config.vllm.gpu_memory_utilization or 0.0
-        yield from (Remedy(settings={"vllm.gpu_memory_utilization": one}, cost=cost) for one in SHARES if one < most)
-    group, trained = ("actor", config.actor) if isinstance(config, PPOConfig) else ("model", config.model)
-    if not trained.gradient_checkpointing_enable or trained.gradient_checkpointing_layers is not None:
-        every = f"{group}.gradient_checkpointing_"
-        yield Remedy(settings={f"{every}enable": True, f"{every}layers": None}, cost=_TWICE)
-    fitting = plan.fitting_tokens or 0
-    if isinstance(config, PPOConfig) and TOKEN_STEP <= fitting < (config.train.max_tokens_per_gpu or 0):
-        yield Remedy(settings={"train.max_tokens_per_gpu": fitting}, cost="Passes of the update are smaller.")
-    if on_gpu:
-        yield from _of_states(config, plan)
+    yield from _slower(config, plan)
     for remedy in HARMFUL:
         if needed := _changed(config, remedy.settings):
-            yield replace(remedy, settings=needed)
+            yield remedy._replace(settings=needed)
 
 
 def _changed(config: PPOConfig | SupervisedConfig, settings: dict[str, object]) -> dict[str, object]:
@@ -216,25 +177,38 @@ def _changed(config: PPOConfig | SupervisedConfig, settings: dict[str, object]) 
     }
 
 
-def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
-    """Yield other places of weights and optimizer states that a run does not have yet."""
-    trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
+def _slower(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
+    """Yield remedies that cost only time and that a run does not have yet, the cheapest first."""
+    on_gpu, rl = plan.machine.gpu_bytes is not None, config if isinstance(config, PPOConfig) else None
+    takes_turns = rl is not None and on_gpu and rl.train.colocate_all
+    if rl and takes_turns and not rl.vllm.enable_sleep:
+        yield Remedy({"vllm.enable_sleep": True}, "The engines move their weights out and back in each step.")
+    most = rl.vllm.gpu_memory_utilization or 0.0 if rl and on_gpu else 0.0
+    for share in (one for one in SHARES if one < most):
+        yield Remedy({"vllm.gpu_memory_utilization": share}, "Fewer responses are generated at a time.")
+    group, trained = ("actor", config.actor) if isinstance(config, PPOConfig) else ("model", config.model)
+    if not trained.gradient_checkpointing_enable or trained.gradient_checkpointing_layers is not None:
+        every = f"{group}.gradient_checkpointing_"
+        cost = "All activations are computed twice: an update takes about a third longer."
+        yield Remedy({f"{every}enable": True, f"{every}layers": None}, cost)
+    if rl and TOKEN_STEP <= plan.fitting_tokens < (rl.train.max_tokens_per_gpu or 0):
+        yield Remedy({"train.max_tokens_per_gpu": plan.fitting_tokens}, "Passes of the update are smaller.")
+    if not on_gpu:
+        return
     # Such a state stays on the GPU.
-    in_8_bits = any(one.optim in EIGHT_BIT for one in trained)
-    takes_turns = isinstance(config, PPOConfig) and config.train.colocate_all and not config.ds.enable_sleep
-    if takes_turns and stage_of(config) != 0 and not in_8_bits:
-        cost = "Optimizer states wait in host memory while responses are generated."
-        yield Remedy(settings={"ds.enable_sleep": True}, cost=cost)
+    optimizers = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
+    in_8_bits = any(one.optim in EIGHT_BIT for one in optimizers)
+    if rl and takes_turns and not rl.ds.enable_sleep and stage_of(config) != 0 and not in_8_bits:
+        yield Remedy({"ds.enable_sleep": True}, "Optimizer states wait in host memory while responses are generated.")
     # Over the GPUs of a model; one GPU has nobody to share with.
     several = any(model.gpus > 1 for device in plan.devices for model in device.models)
     if several and stage_of(config) != 3 and not config.ds.load_in_4bit:
-        yield Remedy(settings={"ds.zero_stage": 3}, cost="The GPUs exchange weights in every pass.")
+        yield Remedy({"ds.zero_stage": 3}, "The GPUs exchange weights in every pass.")
     has_reference = isinstance(config, PPOConfig | DPOConfig) and config.needs_reference_model
     if has_reference and (several or stage_of(config) == 3) and not dotted.get(config, "ref.offload"):
-        yield Remedy(settings={"ref.offload": True}, cost="The reference's weights come from host memory.")
+        yield Remedy({"ref.offload": True}, "The reference's weights come from host memory.")
     if not config.ds.adam_offload and not in_8_bits:
-        cost = "AdamW's states are in host memory and the CPU computes the updates, more slowly."
-        yield Remedy(settings={"ds.adam_offload": True}, cost=cost)
+        yield Remedy({"ds.adam_offload": True}, "AdamW and its states are on the CPU, whose updates are slower.")
 
 
 # In the order in which they are printed. Where all of them take turns on the GPUs, the counts follow.
@@ -255,7 +229,7 @@ def chosen(
     2. nothing is computed twice, and the passes of an update are large (`ordinary_tokens`);
     3. engines free their memory while models train;
     4. as few layers as possible compute their activations again;
-    5. what costs more time: see `open_remedies`.
+    5. what costs more time: see `_slower`.
     Without a GPU nothing is chosen but what a run needs to fit.
 
     Args:
@@ -264,13 +238,10 @@ def chosen(
     """
     found, plan = _on_these_gpus(config, replan=replan)
     if plan.shortage and isinstance(found, PPOConfig) and found.train.colocate_all is None:
-        try:
-            shared, shared_plan = _on_these_gpus(dotted.replace(found, share_gpus(found)), replan=replan)
-        except UserError:
-            # One of them must have GPUs of its own.
-            shared_plan = plan
-        if shared_plan.shortage == 0:
-            found, plan = shared, shared_plan
+        # One of them may need GPUs of its own.
+        with suppress(UserError):
+            shared = _on_these_gpus(dotted.replace(found, share_gpus(found)), replan=replan)
+            found, plan = shared if shared[1].shortage == 0 else (found, plan)
     return found, plan
 
 
@@ -279,7 +250,8 @@ def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple
     roomy, plan = _with_room(config, replan=replan)
     if plan.shortage == 0:
         return roomy, plan
-    taken, missing = fitting_remedies(roomy, plan, replan=replan, remedies=list(open_remedies(roomy, plan)))
+    opened = [one for one in _slower(roomy, plan) if all(dotted.get(roomy, flag) is None for flag in one.settings)]
+    taken, missing = fitting_remedies(roomy, plan, replan=replan, remedies=opened)
     if missing or not taken:
         return roomy, plan
     # With them less may have to be computed twice.
@@ -292,17 +264,13 @@ def filled(config: Config, plan: Plan) -> Config:
     if isinstance(config, PPOConfig):
         if config.vllm.gpu_memory_utilization is None and plan.engine_share is not None:
             found["vllm.gpu_memory_utilization"] = plan.engine_share
-        if counts_tokens(config):
+        if plan.pass_tokens is not None:
             found |= {"train.max_tokens_per_gpu": plan.pass_tokens, "rollout.max_tokens_per_gpu": plan.log_prob_tokens}
     return unplanned(dotted.replace(config, found))
 
 
 def choices_line(given: Config, config: Config) -> str | None:
-    """Return a line with the chosen flags that differ from their values without a plan; None without any.
-
-    Args:
-        given: the settings as they were.
-    """
+    """Return a line with the flags, open in what was given, whose values differ from those without a plan; None without any."""
     known = dotted.leaf_types(type(config))
     values = {flag: dotted.get(config, flag) for flag in CHOSEN if flag in known and dotted.get(given, flag) is None}
     named = {flag: value for flag, value in values.items() if value not in (None, False, UNPLANNED.get(flag))}
@@ -311,47 +279,33 @@ def choices_line(given: Config, config: Config) -> str | None:
 
 def _with_room(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
     """Return the settings with sleeping engines and recomputed layers if that makes room, and their plan."""
+    sleeps = isinstance(config, PPOConfig) and config.train.colocate_all and config.vllm.enable_sleep is None
     plan = replan(config)
     if plan.machine.gpu_bytes is None:
         return config, plan
-    sleeps = isinstance(config, PPOConfig) and config.train.colocate_all and config.vllm.enable_sleep is None
-    for asleep in (False, True) if sleeps else (None,):
-        config = config if asleep is None else dotted.replace(config, {"vllm.enable_sleep": asleep})
-        if _is_roomy(config, plan := replan(config)):
-            return config, plan
+    for asleep in (False, True) if sleeps else ():
+        config = dotted.replace(config, {"vllm.enable_sleep": asleep})
+        if (plan := replan(config)).is_roomy:
+            break
     group = "actor" if isinstance(config, PPOConfig) else "model"
-    if dotted.get(config, f"{group}.gradient_checkpointing_enable") is not None:
+    every = f"{group}.gradient_checkpointing_"
+    if plan.is_roomy or dotted.get(config, f"{every}enable") is not None:
         return config, plan
 
-    def tried(layers: int | None) -> Config:
-        names = (f"{group}.gradient_checkpointing_enable", f"{group}.gradient_checkpointing_layers")
-        return dotted.replace(config, dict(zip(names, (True, layers), strict=True)))
+    def tried(layers: int | None) -> tuple[Config, Plan]:
+        some = dotted.replace(config, {f"{every}enable": True, f"{every}layers": layers})
+        return some, replan(some)
 
-    most = _language_layers(config)
-    if not _is_roomy(every := tried(None), plan := replan(every)):
-        return every, plan
+    layers, best = checkpoint_of(config).config.get_text_config().num_hidden_layers, tried(None)
     # The fewest layers that are enough.
-    few, enough = 0, most
+    few, enough = 0, layers if best[1].is_roomy else 1
     while enough - few > 1:
         middle = (few + enough) // 2
-        few, enough = (few, middle) if _is_roomy(some := tried(middle), replan(some)) else (middle, enough)
-    config = every if enough == most else tried(enough)
-    return config, replan(config)
-
-
-def _is_roomy(config: PPOConfig | SupervisedConfig, plan: Plan) -> bool:
-    """Return whether a run fits with passes of the usual size."""
-    if not isinstance(config, PPOConfig):
-        wanted = config.train.micro_batch_size * config.data.max_len
-    else:
-        # Those that a flag names are in the plan.
-        counted = counts_tokens(config) and config.train.max_tokens_per_gpu is None
-        wanted = ordinary_tokens(config) if counted else 0
-    return plan.shortage == 0 and (plan.fitting_tokens or 0) >= wanted
-
-
-def _language_layers(config: PPOConfig | SupervisedConfig) -> int:
-    return checkpoint_of(config).config.get_text_config().num_hidden_layers
+        if (some := tried(middle))[1].is_roomy:
+            enough, best = middle, some
+        else:
+            few = middle
+    return best
 
 
 def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Config:
@@ -359,11 +313,6 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
 
     Raises UserError for a run that cannot fit. Runs on a Ray cluster are not checked: its machines are not known here.
     """
-    plan: Callable[..., Plan] = plan_ppo
-    if isinstance(config, SupervisedConfig):
-        processes = int(os.environ.get("WORLD_SIZE", 1))
-        per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-        plan = partial(plan_supervised, processes=processes, per_machine=per_machine)
     on_cluster = isinstance(config, PPOConfig) and os.environ.get("RAY_ADDRESS")
     if on_cluster or config.train.memory_check == "off":
         return unplanned(config)
@@ -373,9 +322,13 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
         logger.warning("the run's memory is not checked: %s", error)
         return unplanned(config)
     image = _image_of(rows, checkpoint_of(config))
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
 
     def replan(changed: Config) -> Plan:
-        return plan(changed, machine, image=image)
+        if isinstance(changed, PPOConfig):
+            return plan_ppo(changed, machine, image=image)
+        return plan_supervised(changed, machine, processes=processes, per_machine=here, image=image)
 
     try:
         found, found_plan = chosen(config, replan=replan, share_gpus=shared_counts)
@@ -394,12 +347,10 @@ def planned(config: Config, *, console: Console, rows: Sequence[Row] = ()) -> Co
 def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
     """Return the first row with one image that can be encoded, as the run will encode it; None without such a row."""
     for row in (row for row in rows if len(images_of(row.messages)) == 1):
-        try:
+        # An error is reported when the row is used; the run may continue without it.
+        with suppress(UserError):
             encoded = encode_row(row, kit=checkpoint.kit, processor=checkpoint.processor, add_generation_prompt=True)
-        except UserError:
-            # It is reported when the row is used; the run may continue without it.
-            continue
-        return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
+            return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
     return None
 
 
@@ -443,8 +394,8 @@ def most_pixels(rows: Iterable[AnyRow]) -> int:
 
     def pixels(row: AnyRow) -> int:
         sizes = ((image, image_size(image, location=row.location)) for image in images_of(row.messages))
-        shown = ((image.max_pixels, width * height) for image, size in sizes if size for width, height in [size])
-        return sum(min(area, bound or area) for bound, area in shown)
+        areas = ((image.max_pixels, math.prod(size)) for image, size in sizes if size)
+        return sum(min(area, bound or area) for bound, area in areas)
 
     return max(map(pixels, rows), default=0)
 

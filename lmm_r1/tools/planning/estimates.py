@@ -15,9 +15,8 @@ import torch
 from lmm_r1 import cpu
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.models.loading import LoadSettings, language_layer_list
-from lmm_r1.tools.planning.pass_memory import SMALL, EmptyModel, ModelSize, Role, empty_model, group_of, ordinary_token
+from lmm_r1.models.loading import language_layer_list
+from lmm_r1.tools.planning.pass_memory import SMALL, ModelSettings, ModelSize, empty_model, ordinary_token, sample_of
 
 GIB = 2**30
 MIB = 2**20
@@ -71,10 +70,8 @@ def machine_of(*, gpu_gib: float | None, host_gib: float | None) -> Machine:
 
 
 def smallest_gpu_bytes() -> int:
-    """Return the memory of this machine's smallest GPU, without CUDA, which would use some of it.
-
-    Raises UserError if nvidia-smi does not report it.
-    """
+    """Return the memory of this machine's smallest GPU; raises UserError if nvidia-smi does not report it."""
+    # CUDA would use some of it.
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -107,22 +104,6 @@ PROMPT = 256
 FEW, MORE = 2, 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """How a run builds one of its models, as far as that matters to memory."""
-
-    path: str
-    role: Role
-    load: LoadSettings
-    checkpointing: bool = False
-    reentrant: bool = False
-    entropy: bool = False
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.path, trust_remote_code=self.load.trust_remote_code)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanImage:
     """A prompt with one image, as the run's processor encodes it."""
@@ -149,11 +130,8 @@ class PassEstimate:
 
     def between(self, other: PassEstimate, *, share: float) -> PassEstimate:
         """Return what a pass takes of which a share is as in `other`, images all of them; more than that it never takes."""
-        floor, base, per_token = (
-            (1 - share) * ours + share * theirs
-            for ours, theirs in ((self.floor, other.floor), (self.base, other.base), (self.per_token, other.per_token))
-        )
-        return replace(other, floor=floor, base=base, per_token=per_token)
+        mixed = ("floor", "base", "per_token")
+        return replace(other, **{one: (1 - share) * getattr(self, one) + share * getattr(other, one) for one in mixed})
 
     def images(self, tokens: int) -> int:
         """Return the number of images that such a pass is assumed to have."""
@@ -168,18 +146,6 @@ class PassEstimate:
         return tokens
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelEstimate:
-    """A model's weights and passes."""
-
-    size: ModelSize
-    passes: PassEstimate
-
-    def holding(self, size: int) -> ModelEstimate:
-        """Return the same with so many more bytes in each pass."""
-        return replace(self, passes=replace(self.passes, floor=self.passes.floor + size, base=self.passes.base + size))
-
-
 @lru_cache(maxsize=64)
 def size_of(settings: ModelSettings) -> ModelSize:
     """Return what a model's weights take."""
@@ -188,92 +154,78 @@ def size_of(settings: ModelSettings) -> ModelSize:
 
 
 def _alike(settings: ModelSettings) -> ModelSettings:
-    """Return settings with the same passes: these have whole weights, and adapters freeze the vision tower anyway."""
-    load = settings.load
-    frozen = load.freeze_visual_encoder and not load.lora.rank
-    return replace(settings, load=replace(load, load_in_4bit=False, freeze_visual_encoder=frozen))
-
-
-@lru_cache(maxsize=8)
-def _built(settings: ModelSettings) -> EmptyModel:
-    return empty_model(
-        settings.path,
-        settings.role,
-        # What has no part in the memory of weights and passes, or is counted apart from them.
-        settings=replace(
-            settings.load,
-            lora=replace(settings.load.lora, dropout=0.0),
-            use_liger_kernel=True,
-            image_cache_gib=0.0,
-            checkpointed_layers=None,
-            trained=True,
-        ),
-        checkpointing=settings.checkpointing,
-        reentrant=settings.reentrant,
+    """Return settings with the same passes, without what is counted apart from them or takes no memory."""
+    load = replace(
+        settings.load,
+        # Passes have whole weights, and adapters freeze the vision tower anyway.
+        load_in_4bit=False,
+        freeze_visual_encoder=settings.load.freeze_visual_encoder and not settings.load.lora.rank,
+        lora=replace(settings.load.lora, dropout=0.0),
+        use_liger_kernel=True,
+        image_cache_gib=0.0,
+        checkpointed_layers=None,
+        trained=True,
     )
+    return replace(settings, load=load)
 
 
-@lru_cache(maxsize=64)
-def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEstimate:
-    """Return what a model and its passes take; one with many layers is run with a few of them.
+_built = lru_cache(maxsize=8)(empty_model)
+
+
+def passes_of(settings: ModelSettings, image: PlanImage | None = None) -> PassEstimate:
+    """Return what a model's passes take.
 
     If only some layers recompute activations, a pass is assumed to hold its share of what it holds without and
     with all of them. It holds a little less: a layer is computed again when the later ones' activations are gone.
     """
-    if (alike := _alike(settings)) != settings:
-        return replace(estimate(alike, image), size=size_of(settings))
-    checkpoint, layers = settings.checkpoint, settings.load.checkpointed_layers
-    if layers is not None:
-        load = replace(settings.load, checkpointed_layers=None)
-        none, every = (estimate(replace(settings, load=load, checkpointing=on), image) for on in (False, True))
-        share = min(1.0, layers / checkpoint.config.get_text_config().num_hidden_layers)
-        return replace(none, passes=none.passes.between(every.passes, share=share))
-    model = _built(settings)
+    alike, layers = _alike(settings), settings.load.checkpointed_layers
+    if layers is None:
+        return _measured(alike, image)
+    none, every = (_measured(replace(alike, checkpointing=on), image) for on in (False, True))
+    return none.between(every, share=min(1.0, layers / settings.checkpoint.config.get_text_config().num_hidden_layers))
 
+
+@lru_cache(maxsize=64)
+def _measured(settings: ModelSettings, image: PlanImage | None) -> PassEstimate:
+    """Return what passes of several lengths take; a model with many layers is run with a few of them."""
+    checkpoint, model = settings.checkpoint, _built(settings)
+    layers = language_layer_list(model.actor.model, checkpoint.kit) or torch.nn.ModuleList()
     ordinary = ordinary_token(checkpoint)
 
     def text(tokens: int) -> int:
-        batch = group_of([ordinary] * PROMPT, [[ordinary] * (tokens - PROMPT)], media=None)
-        return model.pass_bytes(batch, entropy=settings.entropy)
+        sample = sample_of([ordinary] * PROMPT, [ordinary] * (tokens - PROMPT), media=None)
+        return model.pass_bytes([sample], entropy=settings.entropy)
 
     lengths = RUN if model.size.parameters <= SMALL else NOT_RUN
-    shortest, short, long = (_at_full_depth(model, checkpoint, run=partial(text, n)) for n in lengths)
+    shortest, short, long = (_at_full_depth(layers, partial(text, n)) for n in lengths)
     per_token = (long - short) / (lengths[2] - lengths[1])
     per_image, image_tokens = 0.0, 0
     if image is not None:
         image_tokens = len(image.token_ids)
         # The response's ids are the prompt's last one: an ordinary token.
         response = [image.token_ids[-1]] * lengths[1]
-        batch = group_of(image.token_ids, [response], media=image.media)
-        with _few_layers(model, checkpoint, count=FEW):
-            with_image = model.pass_bytes(batch, entropy=settings.entropy)
+        sample = sample_of(image.token_ids, response, media=image.media)
+        with _limited(layers, count=FEW):
+            with_image = model.pass_bytes([sample], entropy=settings.entropy)
             per_image = max(0.0, with_image - text(lengths[1] + image_tokens))
-    passes = PassEstimate(
-        floor=shortest,
-        base=short - per_token * lengths[1],
-        per_token=per_token,
-        per_image=per_image,
-        image_tokens=image_tokens,
-    )
-    return ModelEstimate(size=model.size, passes=passes)
+    base = short - per_token * lengths[1]
+    return PassEstimate(floor=shortest, base=base, per_token=per_token, per_image=per_image, image_tokens=image_tokens)
 
 
-def _at_full_depth(model: EmptyModel, checkpoint: Checkpoint, *, run: Callable[[], int]) -> float:
+def _at_full_depth(layers: torch.nn.ModuleList, run: Callable[[], int]) -> float:
     """Return what a run of the whole model takes, from runs with few and with more of its language layers."""
-    layers = language_layer_list(model.actor.model, checkpoint.kit)
-    if layers is None or len(layers) <= MORE:
+    if len(layers) <= MORE:
         return run()
-    found = []
-    for count in (FEW, MORE):
-        with _few_layers(model, checkpoint, count=count):
-            found.append(run())
-    return found[0] + (found[1] - found[0]) / (MORE - FEW) * (len(layers) - FEW)
+    with _limited(layers, count=FEW):
+        few = run()
+    with _limited(layers, count=MORE):
+        more = run()
+    return few + (more - few) / (MORE - FEW) * (len(layers) - FEW)
 
 
 @contextmanager
-def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Iterator[None]:
-    """Limit a model to this many language layers inside."""
-    layers = language_layer_list(model.actor.model, checkpoint.kit) or torch.nn.ModuleList()
+def _limited(layers: torch.nn.ModuleList, *, count: int) -> Iterator[None]:
+    """Leave a model only this many language layers inside."""
     every = list(layers)
     del layers[count:]
     try:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,7 @@ from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.output_layer import two_slices
 from lmm_r1.models.packed.packing import ModelSample
 
-_INDEXED = (torch.ops.aten.index.Tensor,)
+_INDEXED = torch.ops.aten.index.Tensor
 _DEVICE = torch.ops.prim.device.default
 _GROUPED = torch.ops.aten._grouped_mm.default
 
@@ -37,8 +38,7 @@ class LiveMemory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = 0
-        self.peak = 0
+        self.live = self.peak = 0
         # Storages by their address, each with its size, until it is given back.
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -55,62 +55,48 @@ class LiveMemory(TorchDispatchMode):
             # Asked for many times per operator, and makes nothing.
             return func(*args, **kwargs)
         try:
-            result = _run(func, _without_masks(func, args), kwargs)
+            result = _run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise Unpredictable(f"{func} depends on the values of its tensors") from error
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if unknown := [leaf for leaf in made if _address(leaf) not in self._alive]:
+        made = _storages(result)
+        if unknown := made.keys() - self._alive.keys():
             # Weights and what else was there before are not counted.
-            given = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-            for leaf in unknown:
-                if _address(leaf) not in given:
-                    self._note(leaf.untyped_storage())
+            for address in unknown - _storages((args, kwargs)).keys():
+                if size := made[address].nbytes():
+                    self._alive[address] = weakref.ref(made[address], partial(self._forget, address, size))
+                    self.hold(size)
         return result
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
-        if address in self._alive or not size:
-            return
-
-        def gone(_: object) -> None:
-            del self._alive[address]
-            self.live -= size
-
-        self._alive[address] = weakref.ref(storage, gone)
-        self.hold(size)
+    def _forget(self, address: int, size: int, _: object) -> None:
+        del self._alive[address]
+        self.live -= size
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _storages(values: object) -> dict[int, torch.UntypedStorage]:
+    """Return the storages of all tensors in nested values by their addresses."""
+    found = (leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return {storage._cdata: storage for storage in found}
 
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return an operator's result. Without memory, torch 2.13 knows the shape of experts' products only in bf16."""
-    if func is not _GROUPED or not isinstance(args[0], FakeTensor):
-        return func(*args, **kwargs)
-    left, right, *others = args
-    return func(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **kwargs).to(left.dtype)
-
-
-def _without_masks(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """Return an operator's arguments with masks replaced by as many indices; the result's shape depends only on their number."""
-    if func not in _INDEXED or not isinstance(args[0], FakeTensor):
-        return args
-    indices: list[torch.Tensor | None] = []
-    for index in args[1]:
-        if isinstance(index, torch.Tensor) and index.dtype == torch.bool and not isinstance(index, FakeTensor):
-            indices += [torch.zeros(int(index.sum()), dtype=torch.long)] * index.dim()
-        else:
-            indices.append(index)
-    return (args[0], indices, *args[2:])
+    """Return an operator's result, on tensors without memory by one that knows its shape."""
+    if func is _GROUPED and isinstance(args[0], FakeTensor):
+        # torch 2.13 knows the shape of experts' products only in bf16.
+        left, right, *others = args
+        return func(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **kwargs).to(left.dtype)
+    if func is _INDEXED and isinstance(args[0], FakeTensor):
+        # The shape depends only on the number of a mask's entries.
+        indices: list[torch.Tensor | None] = []
+        for index in args[1]:
+            is_mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
+            known = is_mask and not isinstance(index, FakeTensor)
+            indices += [torch.zeros(int(index.sum()), dtype=torch.long)] * index.dim() if known else [index]
+        args = (args[0], indices, *args[2:])
+    return func(*args, **kwargs)
 
 
 def take_memory(module: torch.nn.Module, *, zeros: bool = False) -> None:
-    """Put tensors without memory in the place of a module's weights, whatever device they are on; buffers stay.
-
-    Args:
-        zeros: put real zeros there.
-    """
+    """Put tensors without memory, or real `zeros`, in the place of a module's weights on any device; buffers stay."""
     mode: AbstractContextManager[Any] = nullcontext() if zeros else _FakeTensorMode(allow_non_fake_inputs=True)
     # Two names of one weight stay so.
     replaced: dict[int, torch.nn.Parameter] = {}
@@ -130,7 +116,24 @@ def take_memory(module: torch.nn.Module, *, zeros: bool = False) -> None:
 # Parameters of models whose kernels are run, with zeros for weights: nothing is quicker without them.
 SMALL = 10_000_000
 
-Role = Literal["policy", "critic", "reference", "teacher", "reward"]
+PlannedRole = Literal["policy", "critic", "reference", "teacher", "reward"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """How a run builds one of its models, as far as that matters to memory."""
+
+    path: str
+    role: PlannedRole
+    load: LoadSettings
+    checkpointing: bool = False
+    """Whether activations are computed again in the backward pass."""
+    reentrant: bool = False
+    entropy: bool = False
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.path, trust_remote_code=self.load.trust_remote_code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +186,7 @@ class ModelSize:
 class EmptyModel:
     """A run's model without memory for its weights, which runs passes all the same."""
 
-    role: Role
+    role: PlannedRole
     actor: KitActor | KitValueModel
     size: ModelSize
 
@@ -209,11 +212,14 @@ class EmptyModel:
         def take(weight: torch.Tensor) -> None:
             weight.grad = None
 
+        settings = {"policy": {"return_entropy": entropy}, "reward": {"of_samples": True}}.get(self.role, {})
         try:
             with two_slices(), LiveMemory() as memory, torch.set_grad_enabled(self.is_trained):
-                weights = [weight for weight in self.actor.parameters() if weight.requires_grad and self.is_trained]
-                hooks = [weight.register_post_accumulate_grad_hook(take) for weight in weights]
-                values = self._run(batch, entropy=entropy and self.is_trained)
+                trained = [one for one in self.actor.parameters() if one.requires_grad] if self.is_trained else []
+                hooks = [weight.register_post_accumulate_grad_hook(take) for weight in trained]
+                self.actor.train(self.is_trained)
+                values, output = self.actor(batch, return_output=True, **settings)
+                values = values + output.entropy if entropy else values
                 # Text trains nothing where only the vision tower or the projector is trained.
                 if values.requires_grad:
                     values.sum().backward()
@@ -224,33 +230,19 @@ class EmptyModel:
             hook.remove()
         return memory.peak
 
-    def _run(self, batch: Sequence[ModelSample], *, entropy: bool) -> torch.Tensor:
-        self.actor.train(self.is_trained)
-        settings = {"return_entropy": entropy} if self.role == "policy" else {}
-        settings |= {"of_samples": True} if self.role == "reward" else {}
-        values, output = self.actor(batch, return_output=True, **settings)
-        return values + output.entropy if entropy else values
 
-
-def empty_model(
-    path: str, role: Role, *, settings: LoadSettings, checkpointing: bool, reentrant: bool = False
-) -> EmptyModel:
-    """Return a checkpoint's model as a run builds it, from its config only.
-
-    Args:
-        checkpointing: whether activations are computed again in the backward pass.
-    """
+def empty_model(settings: ModelSettings) -> EmptyModel:
+    """Return a checkpoint's model as a run builds it, from its config only."""
     actor: KitActor | KitValueModel
-    if role in ("policy", "reference", "teacher"):
-        actor = KitActor(path, settings, empty=True)
+    if settings.role == "critic" or settings.role == "reward":
+        actor = KitValueModel(settings.path, settings.role, settings.load, value_head_prefix="score", empty=True)
     else:
-        kind: Literal["critic", "reward"] = "critic" if role == "critic" else "reward"
-        actor = KitValueModel(path, kind, settings, value_head_prefix="score", empty=True)
+        actor = KitActor(settings.path, settings.load, empty=True)
     size = ModelSize.of(actor)
     take_memory(actor, zeros=size.parameters <= SMALL)
-    model = EmptyModel(role=role, actor=actor, size=size)
-    if checkpointing and model.is_trained:
-        actor.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model = EmptyModel(role=settings.role, actor=actor, size=size)
+    if settings.checkpointing and model.is_trained:
+        actor.gradient_checkpointing_enable({"use_reentrant": settings.reentrant})
     return model
 
 
@@ -263,18 +255,15 @@ def ordinary_token(checkpoint: Checkpoint) -> int:
     return next(token for token in range(len(taken) + 1) if token not in taken)
 
 
-def group_of(prompt: Sequence[int], responses: Sequence[Sequence[int]], *, media: SampleMedia) -> list[ModelSample]:
-    """Return samples of one prompt."""
-    return [
-        ModelSample(
-            token_ids=torch.tensor([*prompt, *response]),
-            loss_mask=torch.arange(1, len(prompt) + len(response)) >= len(prompt),
-            media=media,
-            group=0,
-            prompt_tokens=len(prompt),
-        )
-        for response in responses
-    ]
+def sample_of(prompt: Sequence[int], response: Sequence[int], *, media: SampleMedia) -> ModelSample:
+    """Return one sample of a prompt; several of them have the prompt in common."""
+    return ModelSample(
+        token_ids=torch.tensor([*prompt, *response]),
+        loss_mask=torch.arange(1, len(prompt) + len(response)) >= len(prompt),
+        media=media,
+        group=0,
+        prompt_tokens=len(prompt),
+    )
 
 
 # Numbers that DeepSpeed's bucket of gradients holds (`reduce_bucket_size`), which is made whole for every pass.
@@ -308,16 +297,6 @@ class ZeroSettings:
     """Bytes of a number in each of AdamW's two moments."""
     muon: bool = False
 
-    @property
-    def sums_alone(self) -> bool:
-        """Whether gradients go to their sums as they come (`optimizer_step.add_up_on_one_rank`)."""
-        return self.stage == 2 and self.ranks == 1 and not self.offload and not self.muon
-
-    @property
-    def temporaries(self) -> int:
-        """Single-precision numbers per weight that an update without a GPU creates in addition to the gradient."""
-        return ADAM_TEMPORARIES if self.moment_bytes == MASTER_BYTES else ADAM_TEMPORARIES + MOMENTS
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedStates:
@@ -331,8 +310,6 @@ class TrainedStates:
     """Gradients that are kept from pass to pass."""
     backward: int = 0
     """Held while a backward pass runs."""
-    per_gradient: int = 0
-    """Held of each gradient, per number, until the backward pass is over."""
     after_backward: int = 0
     """In addition to the sums, when the last gradient has been computed."""
     step: int = 0
@@ -347,7 +324,7 @@ class TrainedStates:
 
     @property
     def steady(self) -> int:
-        return self.weights + self.master + self.moments + self.sums
+        return self.weights + self.asleep_in_host
 
     def peak(self, pass_bytes: int) -> int:
         """Return the peak of update passes that each hold this much in addition to the states."""
@@ -362,18 +339,20 @@ def gathered_bytes(size: ModelSize) -> int:
 
 def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     """Return what a rank keeps of a model that is trained."""
-    stage, width, alone = zero.stage, zero.weight_bytes, zero.sums_alone
-    own = -(-size.trained // (zero.ranks if stage else 1))
+    stage, width, ranks = zero.stage, zero.weight_bytes, zero.ranks if zero.stage else 1
+    # Whether gradients go to their sums as they come (`optimizer_step.add_up_on_one_rank`).
+    alone = stage == 2 and ranks == 1 and not zero.offload and not zero.muon
+    own = -(-size.trained // ranks)
     # What the optimizer updates at a time, and the single-precision gradients of it.
-    group = min(own, SUB_GROUP) if stage == 3 else -(-size.matrices // (zero.ranks if stage else 1))
+    group = min(own, SUB_GROUP) if stage == 3 else -(-size.matrices // ranks)
     single = MASTER_BYTES * group
-    temporaries = 0 if zero.on_gpu else zero.temporaries * single
+    temporaries = single * (0 if zero.on_gpu else ADAM_TEMPORARIES + MOMENTS * (zero.moment_bytes != MASTER_BYTES))
     # With ZeRO-1 every rank has all gradients until the step.
     sums = zero.sum_bytes * (own if stage >= 2 else size.trained) if stage == 3 or alone or zero.passes > 1 else 0
     # Without a GPU a bucket takes what is in it.
     bucket = width * (BUCKET if zero.on_gpu else min(BUCKET, size.trained))
     # The norm of the gradients is computed weight by weight.
-    norm = NORM_BYTES * -(-size.largest_trained // (zero.ranks if stage == 3 else 1))
+    norm = NORM_BYTES * -(-size.largest_trained // (ranks if stage == 3 else 1))
     # The weights are the masters where they are in single precision and nobody shares them.
     has_master = width < MASTER_BYTES or not (alone or stage == 0)
     kept = TrainedStates(
@@ -384,12 +363,12 @@ def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     )
     if stage == 0:
         # In half precision gradients are copied for the step; an update makes temporaries weight by weight.
-        made = 0 if zero.on_gpu else ADAM_TEMPORARIES
-        return replace(kept, step=kept.master + made * MASTER_BYTES * size.largest_trained)
+        by_weight = 0 if zero.on_gpu else ADAM_TEMPORARIES * MASTER_BYTES * size.largest_trained
+        return replace(kept, step=kept.master + by_weight)
     if alone:
-        single = 0 if zero.sum_bytes == MASTER_BYTES else single
-        return replace(kept, backward=width * size.largest_trained, step=single + temporaries)
-    # On a GPU, gradients are reduced while a pass still holds its activations.
+        copied = 0 if zero.sum_bytes == MASTER_BYTES else single
+        return replace(kept, backward=width * size.largest_trained, step=copied + temporaries)
+    # On a GPU, gradients are reduced while a pass still holds its activations; on a CPU they take memory as they come.
     if stage == 3:
         reduced = width * min(BUCKET, size.trained)
         held = gathered_bytes(size) + reduced + -(-reduced // zero.ranks)
@@ -407,18 +386,16 @@ def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         copied = of_sums * group + (single if of_sums != MASTER_BYTES else 0)
         kept = replace(
             kept,
-            backward=bucket + partition if zero.on_gpu else 0,
-            per_gradient=0 if zero.on_gpu else width,
+            backward=bucket + partition if zero.on_gpu else width * size.trained,
             after_backward=bucket + partition,
             # The temporaries come when the group's own gradients are gone.
             step=partition + max(norm, copied, single + temporaries - min(sums, zero.sum_bytes * group)),
         )
-    if not zero.offload:
-        return kept
-    # In the host's memory, with the gradients and, before ZeRO-3, what goes back to the weights.
-    host, back = kept.master + kept.moments + own * (zero.sum_bytes + MASTER_BYTES), width * size.largest_trained
-    kept = replace(kept, master=0, moments=0, sums=0, step=norm, host=host)
-    if stage < 3:
-        kept = replace(kept, weights=size.weight_bytes + back, host=host + width * own + back + temporaries)
-        kept = replace(kept, backward=bucket if zero.on_gpu else 0, after_backward=bucket + norm)
+    if zero.offload:
+        # In the host's memory, with the gradients and, before ZeRO-3, what goes back to the weights.
+        host, back = kept.master + kept.moments + own * (zero.sum_bytes + MASTER_BYTES), width * size.largest_trained
+        kept = replace(kept, master=0, moments=0, sums=0, step=norm, host=host)
+        if stage < 3:
+            kept = replace(kept, weights=size.weight_bytes + back, host=host + width * own + back + temporaries)
+            kept = replace(kept, backward=bucket if zero.on_gpu else kept.backward, after_backward=bucket + norm)
     return kept

@@ -1,6 +1,7 @@
 """What is chosen by memory where flags leave it open, on a run whose bytes are worked out by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,9 +10,10 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.tools.planning import choices
 from lmm_r1.tools.planning.choices import choices_line, chosen, filled, refuse_excess
-from lmm_r1.tools.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
+from lmm_r1.tools.planning.estimates import GIB, Machine, PassEstimate
 from lmm_r1.tools.planning.pass_memory import ModelSize, TrainedStates
-from lmm_r1.tools.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel
+from lmm_r1.tools.planning.plan import Device, Plan, PlannedEngine, PlannedModel
+from lmm_r1.tools.planning.run_plan import ordinary_tokens
 
 LAYERS = 36
 SIZE = ModelSize(parameters=1, weight_bytes=2 * GIB, trained=1, trained_bytes=1, largest_trained=0, matrices=1)
@@ -32,7 +34,8 @@ def replanned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> Plan:
     sleeps = bool(config.vllm.enable_sleep)
     model = PlannedModel(
         role="policy",
-        estimate=ModelEstimate(size=SIZE, passes=passes),
+        size=SIZE,
+        passes=passes,
         states=states,
         sleeps=bool(config.ds.enable_sleep),
         context=0,
@@ -49,9 +52,10 @@ def replanned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> Plan:
     return Plan(
         machine=machine,
         devices=[device],
-        host=[Phase(name="all", size=GIB + states.host)],
+        host={"all": GIB + states.host},
         pass_tokens=tokens,
         fitting_tokens=fitting,
+        wanted_tokens=0 if config.train.max_tokens_per_gpu else ordinary_tokens(config),
         longest=2048,
         engine_share=0.25,
         log_prob_tokens=20480,
@@ -75,7 +79,9 @@ def choose(gpu: int, *, gpus: int = 1, **flags: object) -> tuple[PPOConfig, Plan
 
 @pytest.fixture(autouse=True)
 def a_model_of_36_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_language_layers", lambda config: LAYERS)
+    text = SimpleNamespace(num_hidden_layers=LAYERS)
+    checkpoint = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+    monkeypatch.setattr(choices, "checkpoint_of", lambda config: checkpoint)
 
 
 def recomputed(config: PPOConfig) -> tuple[object, object]:

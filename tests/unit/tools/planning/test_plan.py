@@ -8,9 +8,9 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.tools.planning.choices import refuse_excess
-from lmm_r1.tools.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
+from lmm_r1.tools.planning.estimates import GIB, Machine, PassEstimate
 from lmm_r1.tools.planning.pass_memory import ModelSize, TrainedStates
-from lmm_r1.tools.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel
+from lmm_r1.tools.planning.plan import Device, Plan, PlannedEngine, PlannedModel
 
 SIZE = ModelSize(
     parameters=GIB, weight_bytes=2 * GIB, trained=GIB, trained_bytes=2 * GIB, largest_trained=0, matrices=GIB
@@ -22,7 +22,8 @@ STATES = TrainedStates(
 )
 POLICY = PlannedModel(
     role="policy",
-    estimate=ModelEstimate(size=SIZE, passes=PASSES),
+    size=SIZE,
+    passes=PASSES,
     states=STATES,
     context=GIB,
     pass_tokens=4096,
@@ -40,7 +41,7 @@ def plan(device: Device = SHARED, *, gpu: int = 80, host: int = 64) -> Plan:
     return Plan(
         machine=Machine(gpu_bytes=gpu * GIB, host_bytes=host * GIB),
         devices=[device],
-        host=[Phase(name="workers", size=3 * GIB), Phase(name="engines, asleep", size=2 * GIB)],
+        host={"workers": 3 * GIB, "engines, asleep": 2 * GIB},
         pass_tokens=4096,
         fitting_tokens=8192,
         longest=2048,
@@ -50,7 +51,7 @@ def plan(device: Device = SHARED, *, gpu: int = 80, host: int = 64) -> Plan:
 def test_each_phase_has_what_works_and_what_the_others_hold_meanwhile():
     # Waiting: the policy 1 + 2 + 4 + 8 + 4, the reference model 1 + 2. A pass of 4096 tokens takes 1 + 4.
     assert (POLICY.idle, REFERENCE.idle) == (19 * GIB, 3 * GIB)
-    assert {phase.name: phase.size // GIB for phase in SHARED.phases()} == {
+    assert {name: size // GIB for name, size in SHARED.phases().items()} == {
         "generation": 19 + 3 + 30,
         # The pass and its buffers, 6, are more than the step's 3; the engine sleeps.
         "update of the policy": 19 + 6 + 3 + 2,
@@ -58,10 +59,10 @@ def test_each_phase_has_what_works_and_what_the_others_hold_meanwhile():
         # The engine's weights are back, and a bucket is on its way.
         "new weights": 19 + 3 + 1 + 4,
     }
-    assert SHARED.peak.name == "generation"
-    merging = replace(POLICY, estimate=ModelEstimate(size=replace(SIZE, merging_bytes=GIB), passes=PASSES))
+    assert SHARED.peak[0] == "generation"
+    merging = replace(POLICY, size=replace(SIZE, merging_bytes=GIB))
     adapted = replace(SHARED, models=[merging, REFERENCE])
-    assert {phase.name: phase.size // GIB for phase in adapted.phases()}["new weights"] == 19 + 3 + 1 + 1 + 4
+    assert adapted.phases()["new weights"] // GIB == 19 + 3 + 1 + 1 + 4
 
 
 def test_tokens_that_fit_are_what_is_left_beside_the_others():
