@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -44,10 +45,9 @@ Asked: TypeAlias = str | tuple[int, int]
 
 def derive(model: str, output: Path) -> Mapping[str, Confirmation]:
     """Return what works for a model whose architecture has no kit, and write its kit to a file if it can be trained."""
-    try:
+    own = None
+    with suppress(UserError):
         own = kit_of(model)
-    except UserError:
-        own = None
     if own is not None and not isinstance(own, DerivedKit):
         raise UserError(f"--derive {model}: the architecture has a kit, {own.model_type}; it needs no derived one")
     with tempfile.TemporaryDirectory(prefix="lmm-r1-derive-") as folder:
@@ -74,13 +74,19 @@ class Checks:
         config = self.folder / "config.json"
         for name in CAPABILITIES:
             write_json_object(config, {**read_json_object(config), CONFIG_KEY: self.file.data})
-            needed = NEEDS.get(name, "sft")
-            if needed is None or self.file.capabilities[needed].confirmed:
-                finding = _found(getattr(self, name))
-            else:
-                finding = Confirmation(confirmed=False, reason=f"needs {needed}")
-            self.file = replace(self.file, capabilities={**self.file.capabilities, name: finding})
+            self.file = replace(self.file, capabilities={**self.file.capabilities, name: self._finding(name)})
         return self.file
+
+    def _finding(self, name: Capability) -> Confirmation:
+        needed = NEEDS.get(name, "sft")
+        if needed is not None and not self.file.capabilities[needed].confirmed:
+            return Confirmation(confirmed=False, reason=f"needs {needed}")
+        try:
+            return Confirmation(confirmed=True, reason=getattr(self, name)())
+        except UserError as error:
+            return Confirmation(confirmed=False, reason=str(error))
+        except Exception as error:  # an unknown architecture may raise anything
+            return Confirmation(confirmed=False, reason=f"the check ends with {first_line(error)}")
 
     @cached_property
     def stock(self) -> KitActor:
@@ -117,20 +123,23 @@ class Checks:
         self._check_encoding()
         self._check_positions()
         together = results(self.stock, self.samples)
-        off = largest(together, self.alone)
-        _require(off, "in a batch with images of several samples, log-probs differ from those of each sample")
+        agree(
+            together,
+            self.alone,
+            "in a batch with images of several samples, log-probs differ from those of each sample",
+        )
         # The blank image of ranks without images.
         ids, media = self.checkpoint.kit.filler_media(self.stock.model_config) or ([], None)
         blank = CheckSample(prompt=ids, response=self.samples[1].response, media=media)
         beside = results(self.stock, [self.samples[1], blank])[:1]
-        _require(largest(beside, self.alone[1:2]), "a blank image in the batch changes the log-probs of a text")
+        agree(beside, self.alone[1:2], "a blank image in the batch changes the log-probs of a text")
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             self.stock.model.save_pretrained(folder)
             self.checkpoint.processor.save_pretrained(folder)
             again = self._actor(Path(folder))
             if again.kit != self.checkpoint.kit:
                 raise Unconfirmed("the saved model has another kit")
-            _require(largest(results(again, self.samples), together), "a saved model computes other log-probs")
+            agree(results(again, self.samples), together, "a saved model computes other log-probs")
         return "ids, positions, padding, mixed batches, and saving agree with transformers"
 
     def _check_encoding(self) -> None:
@@ -171,7 +180,7 @@ class Checks:
             theirs = self.stock.model(**batch).logits.log_softmax(-1)[0, :-1]
             wanted = theirs.gather(-1, torch.tensor(sample.prompt)[1:, None])[:, 0]
             ours = self.stock([ModelSample.whole([*sample.prompt, *sample.response], sample.media)])[0][: len(wanted)]
-            _require(largest([ours], [wanted]), "a prompt's log-probs differ from those of transformers' own forward")
+            agree([ours], [wanted], "a prompt's log-probs differ from those of transformers' own forward")
 
     def freezing(self) -> str:
         """Check that a frozen tower leaves the language model's weights, which get gradients."""
@@ -202,22 +211,19 @@ class Checks:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             actor.save(folder, processor=self.checkpoint.processor, weights=actor.model.state_dict())
             merged = results(self._actor(Path(folder)), self.samples)
-            _require(largest(merged, adapted), "the merged model computes other log-probs than the adapted one")
+            agree(merged, adapted, "the merged model computes other log-probs than the adapted one")
         return f"{len(layers)} linear layers of the language model"
 
-    def packed(self) -> str:
-        """Check all samples in one packed sequence."""
-        return self._in_one_sequence()
-
     def shared_prefix(self) -> str:
-        """Check the same with the prompt of two samples computed once."""
-        return self._in_one_sequence(share_prefix=True)
+        """Check one packed sequence in which the prompt of two samples is computed once."""
+        return self.packed(share_prefix=True)
 
-    def _in_one_sequence(self, **settings: Any) -> str:
+    def packed(self, **settings: Any) -> str:
+        """Check all samples in one packed sequence."""
         if (refusal := packing_refusal(self.stock.model)) is not None:
             raise Unconfirmed(refusal)
-        off = largest(results(self._actor(packing_samples=True, **settings), self.samples), self.alone)
-        _require(off, "in one packed sequence, log-probs differ from those of each sample")
+        packed = results(self._actor(packing_samples=True, **settings), self.samples)
+        off = agree(packed, self.alone, "in one packed sequence, log-probs differ from those of each sample")
         return f"log-probs in one packed sequence differ by {off:.0e}"
 
     def rl(self) -> str:
@@ -250,15 +256,6 @@ def print_gaps(folder: str, max_len: int) -> None:
         sys.stdout.write(json.dumps({"largest": gap.largest, "rows": gap.rows, "weights": gap.weights}) + "\n")
 
 
-def _found(check: Callable[[], str]) -> Confirmation:
-    try:
-        return Confirmation(confirmed=True, reason=check())
-    except UserError as error:
-        return Confirmation(confirmed=False, reason=str(error))
-    except Exception as error:  # an unknown architecture may raise anything
-        return Confirmation(confirmed=False, reason=f"the check ends with {first_line(error)}")
-
-
 def _conversation(*parts: Asked, answer: str | None = None) -> tuple[list[Message], list[Any]]:
     """Return a turn of the user with texts, and images of these sizes, and the answer if there is one."""
     images = [picture(*part) for part in parts if isinstance(part, tuple)]
@@ -273,6 +270,8 @@ def largest(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> f
     return torch.cat([one - other for one, other in zip(values, others, strict=True)]).abs().max().item()
 
 
-def _require(off: float, otherwise: str) -> None:
-    if not off <= TOLERANCE:
+def agree(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor], otherwise: str) -> float:
+    """Return the largest difference; raises Unconfirmed if it is above the tolerance."""
+    if not (off := largest(values, others)) <= TOLERANCE:
         raise Unconfirmed(f"{otherwise} (by {off:.1g})")
+    return off

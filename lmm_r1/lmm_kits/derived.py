@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -137,45 +138,38 @@ def stored_kit(config: Mapping[str, Any], *, path: str) -> KitFile | None:
 
 
 def derived_kit(file: KitFile, *, place: str) -> LmmKit:
-    """Return the kit of a file; equal files have one kit in a process.
+    """Return the kit of a file; equal files have equal kits.
 
     Raises UserError if transformers lacks a class of this name, or no model can be trained with the kit.
     """
     if not file.capabilities["sft"].confirmed:
         raise UserError(f"{place}: models of this kit cannot be trained: {file.capabilities['sft'].reason}")
-    return _made(json.dumps(file.data), place)
-
-
-@cache
-def _made(text: str, place: str) -> LmmKit:
     cpu.prepare()
+    import transformers
     from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
-    file = KitFile.parsed(json.loads(text), place=place)
     refusals = {name: finding.reason for name, finding in file.capabilities.items() if not finding.confirmed}
     refusals |= dict.fromkeys(("4bit", "critic"), "it is not checked for derived kits")
+    classes: dict[str, type] = {}
     bases = {"config_class": PretrainedConfig, "model_class": PreTrainedModel, "processor_class": ProcessorMixin}
+    for key, base in bases.items():
+        # A lazy module has no `vars` of its classes; `getattr` loads the one that is named.
+        found = getattr(transformers, name, None) if (name := getattr(file, key)).isidentifier() else None
+        if not (isinstance(found, type) and issubclass(found, base)):
+            problem = f"transformers {transformers.__version__} has no {base.__name__} called {name}"
+            raise UserError(f"{place}: {key}: {problem}")
+        classes[key] = found
     members = {
         "file": file,
         "model_type": file.model_type,
         "checkpoints": f"derived for {file.model_type}",
-        **{key: _class(getattr(file, key), base, place=f"{place}: {key}") for key, base in bases.items()},
+        **classes,
         **{key: tuple(value) for key, value in vars(file).items() if re.fullmatch(r"media_\w+|\w+_prefixes", key)},
         "tokenizer_adds_start": file.adds_start,
         "engine_refusal": refusals.get("rl"),
         "refusals": refusals,
     }
     return type("MadeKit", (DerivedKit,), members)()
-
-
-def _class(name: str, base: type, *, place: str) -> type:
-    import transformers
-
-    # A lazy module has no `vars` of its classes; `getattr` loads the one that is named.
-    found = getattr(transformers, name, None) if name.isidentifier() else None
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(f"{place}: transformers {transformers.__version__} has no {base.__name__} called {name}")
-    return found
 
 
 class DerivedKit(LmmKit):
@@ -190,7 +184,7 @@ class DerivedKit(LmmKit):
         return hash((DerivedKit, self.model_type))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (json.dumps(self.file.data), self.model_type)
+        return partial(derived_kit, place=self.model_type), (self.file,)
 
     def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
         """Return the model with its cache off, and with this kit in its config, so that every saved copy has it."""
@@ -221,20 +215,15 @@ class DerivedKit(LmmKit):
         around = set(re.findall("|".join(map(re.escape, file.media_tokens)), file.image_mark)) - {file.image_token}
         written = {ids(token) for token in file.media_tokens if token not in around}
         mark, border = ids(file.image_token), file.opening or file.closing
-        placeholders = self.placeholder_ids(processor)
         result: list[int] = []
-        run: list[int] = []
-        for token in [*token_ids, -1]:
-            if token in written:
-                run.append(token)
-                continue
-            if not placeholders.isdisjoint(run):
+        for is_media, tokens in groupby(token_ids, key=written.__contains__):
+            run = list(tokens)
+            if is_media and not self.placeholder_ids(processor).isdisjoint(run):
                 count = run.count(ids(border)) if border else 1
                 # Without a border they are image tokens that were not expanded.
                 run = [mark] * count if count else run
-            result += [*run, token]
-            run = []
-        return result[:-1]
+            result += run
+        return result
 
     def media_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return known_ids(tokenizer, self.media_tokens)
@@ -282,7 +271,6 @@ class DerivedKit(LmmKit):
 
     def router_scores(self, config: Config) -> None:
         """Return None: how a mixture's routers score experts is not checked."""
-        return None
 
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
         return model.get_submodule(self.file.language_model)

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.derived import CAPABILITIES, BlankTensor, Confirmation, KitFile, positions_owner
-from lmm_r1.lmm_kits.encoding import load_image_processor
+from lmm_r1.lmm_kits.encoding import any_of, load_image_processor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -36,6 +36,7 @@ _MOST: dict[str, int] = {
     r"n_routed_experts|num_(local_)?experts|moe_num_experts": EXPERTS,
     r"num_experts_per_tok|moe_k|n_group": 2,
     r"topk_group|first_k_dense_replace": 1,
+    r"vocab_size": 256,
 }
 _WIDTH = re.compile(
     r"(.*_)?(intermediate_size|hidden_size|input_dim|output_dim|ffn_dim|conv_dim|block_dim|block_ff_dim|lora_rank|projection_dim)(_.*)?"
@@ -60,29 +61,33 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     parts = {key: data[key] for key in config.sub_configs if isinstance(data.get(key), dict)}
     found = [section.get(name) for section in (data, *parts.values()) for name in _HIDDEN]
     widths = {width: HIDDEN for width in found if isinstance(width, int)}
-    small = {key: _shrunk_section(part, widths, keeps_vocabulary=key == text) for key, part in parts.items()}
-    return type(config).from_dict(_shrunk_section({**data, **small}, widths, keeps_vocabulary=True))
+    small = {key: _shrunk_part(part, widths, keeps_vocabulary=key == text) for key, part in parts.items()}
+    return type(config).from_dict(_shrunk_part({**data, **small}, widths, keeps_vocabulary=True))
 
 
-def _shrunk_section(
-    section: Mapping[str, Any], widths: dict[int, int], *, keeps_vocabulary: bool
-) -> dict[str, object]:
+def _shrunk_part(section: Mapping[str, Any], widths: dict[int, int], *, keeps_vocabulary: bool) -> dict[str, object]:
     def first_of(names: Sequence[str]) -> int | None:
         return next((section[name] for name in names if isinstance(section.get(name), int)), None)
 
     made: dict[str, object] = dict(section)
     layers = first_of(_LAYERS)
-    fewer = None if layers is None else _enough_layers(section, layers)
+    fewer = 0
+    if layers is not None:
+        # As many as have one of each kind.
+        lists = [value for value in section.values() if isinstance(value, list) and len(value) == layers]
+        kinds, fewer = [list(map(str, value)) for value in lists], min(layers, MOST_LAYERS)
+        enough = (n for n in range(min(2, layers), fewer) if all(set(kind[:n]) == set(kind) for kind in kinds))
+        fewer = next(enough, fewer)
     heads = first_of(("num_attention_heads", "num_heads", "n_heads")) or 1
     hidden = first_of(_HIDDEN) or HIDDEN
     scale = max((section.get("head_dim") or hidden // heads) // HEAD_DIM, 1)
     for name, value in section.items():
         most = next((most for pattern, most in _MOST.items() if re.fullmatch(pattern, name)), None)
-        if isinstance(value, list) and value and layers is not None and fewer is not None:
+        if isinstance(value, list) and value and layers is not None:
             made[name] = value = _fewer_layers(name, value, layers, fewer)
         if isinstance(value, list) and _WIDTH.fullmatch(name):
             made[name] = [_narrow(part, hidden, widths) for part in value]
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int) or (name == "vocab_size" and keeps_vocabulary):
             continue
         if name in (*_LAYERS, "max_window_layers"):
             made[name] = min(value, fewer or value)
@@ -92,8 +97,6 @@ def _shrunk_section(
             made[name] = HEADS if value == heads else 1
         elif name == "rotary_dim":
             made[name] = max(2, value // scale)
-        elif name == "vocab_size" and not keeps_vocabulary:
-            made[name] = min(value, 256)
         elif name in _HIDDEN or _WIDTH.fullmatch(name):
             made[name] = _narrow(value, hidden, widths)
     rope = section.get("rope_parameters")
@@ -111,14 +114,6 @@ def _narrow(width: int, hidden: int, widths: dict[int, int]) -> int:
         times = next((width // size for size in known if width % size == 0 and width // size <= MOST_TIMES), 1)
         widths[width] = HIDDEN * times
     return widths[width]
-
-
-def _enough_layers(section: Mapping[str, Any], layers: int) -> int:
-    """Return how many layers have one of each kind."""
-    kinds = [list(map(str, value)) for value in section.values() if isinstance(value, list) and len(value) == layers]
-    most = min(layers, MOST_LAYERS)
-    enough = (n for n in range(min(2, layers), most) if all(set(kind[:n]) == set(kind) for kind in kinds))
-    return next(enough, most)
 
 
 def _fewer_layers(name: str, value: list[Any], layers: int, fewer: int) -> list[Any]:
@@ -290,14 +285,8 @@ class Discovery:
     def _image_mark(self, text: str, image_token: str) -> str:
         """Return the image token with the tokens that the template writes next to it only for an image."""
         plain = self._chat(0)
-        added = sorted((token for token in self.processor.tokenizer.get_added_vocab() if token not in plain), key=len)
-        before, after = text.split(image_token, 1)
-        mark = image_token
-        while token := next((token for token in reversed(added) if before.endswith(token)), None):
-            mark, before = token + mark, before.removesuffix(token)
-        while token := next((token for token in reversed(added) if after.startswith(token)), None):
-            mark, after = mark + token, after.removeprefix(token)
-        return mark
+        added = any_of(token for token in self.processor.tokenizer.get_added_vocab() if token not in plain).pattern
+        return re.findall(rf"(?:{added})*{re.escape(image_token)}(?:{added})*", text)[0]
 
     def _inputs(self, batch: Mapping[str, torch.Tensor]) -> tuple[list[str], dict[str, list[int]]]:
         """Return the names of the media tensors, and of the inputs with a 1 at certain tokens, with the ids of these."""
