@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from lmm_r1 import dotted
 from lmm_r1.tools.migrate.easyr1 import EASYR1
@@ -12,7 +11,6 @@ from lmm_r1.tools.migrate.openrlhf import R1_V, TABLES
 from lmm_r1.tools.migrate.table import (
     CONFIG_CLASSES,
     NOT_NEEDED,
-    Command,
     Conversion,
     Note,
     Setting,
@@ -29,6 +27,7 @@ __all__ = ["Conversion", "Note", "RunOfAnother", "convert", "read_run", "to_docu
 TYPED = {name: flags.split() for flags, names in names_of("typed").items() for name in names.split()}
 """Our flags by the names that people type, of which the first that a command has is meant."""
 _FOREIGN: Sequence[Table] = (*TABLES.values(), *R1_V.values(), EASYR1, VERL)
+_FLAGS = {command: frozenset(dotted.leaf_types(config_class)) for command, config_class in CONFIG_CLASSES.items()}
 _CONVERTS = "; `lmm-r1 convert_config FILE` converts whole files"
 
 
@@ -65,13 +64,8 @@ def renamed(name: str, *, known: Collection[str]) -> str | None:
 def _settings(name: str, *, known: Collection[str]) -> Iterator[Setting]:
     """Yield the settings of this name in the tables of the command that has these flags."""
     # `plan` has more flags than the command that it plans, and one trainer may have all flags of another.
-    inside = [command for command, flags in _flags().items() if flags <= set(known)]
-    command = max(inside, key=lambda one: len(_flags()[one]), default=None)
+    inside = [command for command, flags in _FLAGS.items() if flags <= set(known)]
+    command = max(inside, key=lambda one: len(_FLAGS[one]), default=None)
     for table in _FOREIGN:
         if table.command == command and (setting := table.by_name.get(table.names.get(name, name))):
             yield setting
-
-
-@functools.cache
-def _flags() -> Mapping[Command, frozenset[str]]:
-    return {command: frozenset(dotted.leaf_types(config_class)) for command, config_class in CONFIG_CLASSES.items()}

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.errors import UserError
-from lmm_r1.tools.migrate.table import (
-    Flag,
-    Given,
-    Note,
-    Results,
-    Table,
-    checkpoints_kept,
-    derived,
-    differs,
-    lacks,
-    listed,
-    names_of,
-    settings_of,
-    trackers,
-)
+from lmm_r1.tools.migrate.table import Given, Table, checkpoints_kept, listed, names_of, settings_of, trackers
 
 ESTIMATORS, NEAREST_ESTIMATORS = names_of("estimators"), names_of("nearest_estimators")
 """Ours by theirs, and with their difference those that are only near."""
@@ -45,71 +30,72 @@ def _choice(given: Given, name: str, known: dict[str, str]) -> str:
     return known[value]
 
 
-def batches(given: Given, *, longest: int | None = None) -> Results:
+def batches(given: Given, *, longest: int | None = None) -> None:
     """Samples of an update, and those of a pass or its tokens.
 
     Args:
         longest: tokens of the longest sample, if not `longest_sample`.
     """
     prompts, samples = given.whole(f"{_ACTOR}.global_batch_size"), given.whole("worker.rollout.n")
-    yield Flag("train.batch_size", prompts * samples)
+    given.set("train.batch_size", prompts * samples)
     text = f"it counts prompts, --train.batch_size samples: {prompts} x worker.rollout.n {samples}"
-    yield derived(f"{_ACTOR}.global_batch_size", text)
+    given.derived(f"{_ACTOR}.global_batch_size", text)
     packs, fills = given.switch(f"{_ACTOR}.padding_free"), given.switch(f"{_ACTOR}.dynamic_batching")
-    yield Flag("ds.packing_samples", packs or fills)
-    yield Flag("train.dynamic_batch_enable", fills)
+    given.set("ds.packing_samples", packs or fills)
+    given.set("train.dynamic_batch_enable", fills)
     if not fills:
         return
     longest = longest_sample(given) if longest is None else longest
     for what, flag in (("update", "train"), ("experience", "rollout")):
         micro = given.whole(setting := f"{_ACTOR}.micro_batch_size_per_device_for_{what}")
-        yield Flag(f"{flag}.max_tokens_per_gpu", micro * longest)
+        given.set(f"{flag}.max_tokens_per_gpu", micro * longest)
         text = f"a dynamic batch has the tokens of {micro} of the longest samples: {micro * longest}"
-        yield derived(setting, text)
+        given.derived(setting, text)
     if not packs:
-        yield differs(f"{_ACTOR}.padding_free", "dynamic batches hold packed sequences here")
+        given.differs(f"{_ACTOR}.padding_free", "dynamic batches hold packed sequences here")
 
 
-def kl_estimator(given: Given, setting: str, *, other: str) -> Results:
-    """Yield the estimator that a setting names; another one for a name that is not known."""
+def kl_estimator(given: Given, setting: str, *, other: str) -> None:
+    """Set the estimator that a setting names; another one for a name that is not known."""
     penalty = given.text(setting) or "kl"
-    yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, other))
+    given.set("algo.kl.estimator", KL_ESTIMATORS.get(penalty, other))
     if penalty not in KL_ESTIMATORS:
-        yield lacks(setting, f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}")
+        given.lacks(setting, f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}")
 
 
-def _advantages(given: Given) -> Results:
+def _advantages(given: Given) -> None:
     name = "algorithm.adv_estimator"
     ours = _choice(given, name, {**ESTIMATORS, **{one: near for one, (near, _) in NEAREST_ESTIMATORS.items()}})
-    yield Flag("algo.advantage.estimator", ours)
+    given.set("algo.advantage.estimator", ours)
     if (theirs := str(given[name])) in NEAREST_ESTIMATORS:
-        yield lacks(name, f"{theirs} is not here; {ours} is the nearest: {NEAREST_ESTIMATORS[theirs][1]}")
+        given.lacks(name, f"{theirs} is not here; {ours} is the nearest: {NEAREST_ESTIMATORS[theirs][1]}")
     coefficient, as_loss = given.number("algorithm.kl_coef"), given.switch("algorithm.use_kl_loss")
-    # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
-    estimator = list(kl_estimator(given, "algorithm.kl_penalty", other="k2" if as_loss else "k1"))
     if given.switch("algorithm.disable_kl"):
-        yield Flag("algo.kl.init_coef", 0.0)
+        # Without KL its estimator is of no use, and is no setting to report.
+        given.read.add("algorithm.kl_penalty")
+        given.set("algo.kl.init_coef", 0.0)
         return
-    yield Flag("algo.kl.init_coef", coefficient)
-    yield Flag("algo.kl.use_loss", as_loss)
-    yield from estimator
+    given.set("algo.kl.init_coef", coefficient)
+    given.set("algo.kl.use_loss", as_loss)
+    # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
+    kl_estimator(given, "algorithm.kl_penalty", other="k2" if as_loss else "k1")
     adaptive = given.text("algorithm.kl_type") == "adaptive"
     if adaptive and as_loss:
-        yield lacks("algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight")
+        given.lacks("algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight")
     elif adaptive:
-        yield Flag("algo.kl.target", given.number("algorithm.kl_target"))
-        yield Flag("algo.kl.horizon", given.whole("algorithm.kl_horizon"))
+        given.set("algo.kl.target", given.number("algorithm.kl_target"))
+        given.set("algo.kl.horizon", given.whole("algorithm.kl_horizon"))
 
 
-def _filter(given: Given) -> Results:
+def _filter(given: Given) -> None:
     enabled = given.switch("algorithm.online_filtering")
-    yield Flag("algo.dynamic_filtering_enable", enabled)
+    given.set("algo.dynamic_filtering_enable", enabled)
     if enabled:
         bounds = [given.number(f"algorithm.filter_{bound}") for bound in ("low", "high")]
-        yield Flag("algo.dynamic_filtering_range", bounds)
+        given.set("algo.dynamic_filtering_range", bounds)
         if (key := given.text("algorithm.filter_key")) != "overall":
-            yield Flag("algo.dynamic_filtering_part", key)
-        yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
+            given.set("algo.dynamic_filtering_part", key)
+        given.set("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
 
 
 def most_batches(given: Given, setting: str, *, multiplier: float = 1.0) -> int:
@@ -124,173 +110,173 @@ def most_batches(given: Given, setting: str, *, multiplier: float = 1.0) -> int:
     return math.ceil(max(0, batches) * size * multiplier / step)
 
 
-def _loss(given: Given) -> Results:
+def _loss(given: Given) -> None:
     kind = given.text(f"{_ACTOR}.loss_type") or ""
-    yield Flag("actor.policy_loss_type", _LOSS_TYPES.get(kind, "ppo"))
+    given.set("actor.policy_loss_type", _LOSS_TYPES.get(kind, "ppo"))
     if kind not in _LOSS_TYPES:
         advice = f"look at --actor.eps_clip_low_high, which was meant for {kind}"
-        yield lacks(f"{_ACTOR}.loss_type", f"{kind} is not here, and ppo replaces it: {advice}")
+        given.lacks(f"{_ACTOR}.loss_type", f"{kind} is not here, and ppo replaces it: {advice}")
     if kind == "sapo":
         for tau, flag in (("tau_positive", "pos"), ("tau_negative", "neg")):
-            yield Flag(f"actor.sapo_temperature_{flag}", given.number(f"{_ACTOR}.{tau}"))
+            given.set(f"actor.sapo_temperature_{flag}", given.number(f"{_ACTOR}.{tau}"))
     else:
         bounds = [given.number(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")]
-        yield Flag("actor.eps_clip_low_high", bounds)
+        given.set("actor.eps_clip_low_high", bounds)
         if kind != "cispo":
-            yield Flag("actor.dual_clip", given.number(f"{_ACTOR}.clip_ratio_dual"))
-    yield Flag("actor.loss_agg_mode", _choice(given, f"{_ACTOR}.loss_avg_mode", LOSS_MEANS))
+            given.set("actor.dual_clip", given.number(f"{_ACTOR}.clip_ratio_dual"))
+    given.set("actor.loss_agg_mode", _choice(given, f"{_ACTOR}.loss_avg_mode", LOSS_MEANS))
 
 
-def _optimizer(given: Given) -> Results:
+def _optimizer(given: Given) -> None:
     schedule = _choice(given, f"{_ACTOR}.optim.lr_scheduler_type", _SCHEDULES)
-    yield Flag("actor.lr_scheduler", schedule)
+    given.set("actor.lr_scheduler", schedule)
     if schedule == "cosine_with_min_lr":
         least = f"{_ACTOR}.optim.min_lr_ratio"
-        yield Flag("actor.min_lr_ratio", 0.0 if given[least] is None else given.number(least))
+        given.set("actor.min_lr_ratio", 0.0 if given[least] is None else given.number(least))
     steps = f"{_ACTOR}.optim.lr_warmup_steps"
     if given[steps] is not None and given.whole(steps) >= 0:
-        yield lacks(steps, f"give {given[steps]} as a share of all updates: --actor.lr_warmup_ratio")
-    yield Flag("ds.zero_stage", 3 if given.switch(f"{_ACTOR}.fsdp.enable_full_shard") else 2)
+        given.lacks(steps, f"give {given[steps]} as a share of all updates: --actor.lr_warmup_ratio")
+    given.set("ds.zero_stage", 3 if given.switch(f"{_ACTOR}.fsdp.enable_full_shard") else 2)
     if given[f"{_ACTOR}.fsdp.torch_dtype"] is not None:
         text = "--ds.param_dtype is the precision of passes; DeepSpeed also keeps master weights in fp32"
-        yield differs(f"{_ACTOR}.fsdp.torch_dtype", text)
+        given.differs(f"{_ACTOR}.fsdp.torch_dtype", text)
     offloads = [f"{_ACTOR}.offload.offload_{what}" for what in ("params", "optimizer")]
     if asked := [name for name in offloads if given.switch(name)]:
-        yield Flag("ds.enable_sleep", True)
-        yield derived(", ".join(asked), "--ds.enable_sleep frees the trainer's memory while engines generate")
+        given.set("ds.enable_sleep", True)
+        given.derived(", ".join(asked), "--ds.enable_sleep frees the trainer's memory while engines generate")
     reference = ("worker.ref.fsdp.enable_cpu_offload", "worker.ref.offload.offload_params")
-    yield Flag("ref.offload", any(given.switch(name) for name in reference))
+    given.set("ref.offload", any(given.switch(name) for name in reference))
     tokenizer = f"{_ACTOR}.model.tokenizer_path"
     if given[tokenizer] not in (None, given[f"{_ACTOR}.model.model_path"]):
-        yield lacks(tokenizer, "the tokenizer is the checkpoint's own; put its files there")
+        given.lacks(tokenizer, "the tokenizer is the checkpoint's own; put its files there")
     modules = f"{_ACTOR}.model.lora.target_modules"
     if given.whole(f"{_ACTOR}.model.lora.rank"):
         names = [name.strip() for one in listed(given[modules]) for name in str(one).split(",")]
-        yield Flag("ds.lora.target_modules", names)
+        given.set("ds.lora.target_modules", names)
     elif given.has(modules):
-        yield lacks(modules, "of no use at rank 0")
+        given.lacks(modules, "of no use at rank 0")
 
 
-def _rows(given: Given) -> Results:
-    names, split = yield from _files(given, "data.train_files")
+def _rows(given: Given) -> None:
+    names, split = _files(given, "data.train_files")
     if names:
-        yield Flag("data.prompt_dataset", ",".join(names))
+        given.set("data.prompt_dataset", ",".join(names))
     if split:
-        yield Flag("data.prompt_split", split)
-    yield Flag("train.seed", given.whole("data.seed"))
+        given.set("data.prompt_split", split)
+    given.set("train.seed", given.whole("data.seed"))
     if given.has("data.seed"):
-        yield differs("data.seed", "--train.seed seeds everything random, not only the order of the rows")
+        given.differs("data.seed", "--train.seed seeds everything random, not only the order of the rows")
 
 
-def _files(given: Given, setting: str) -> Generator[Note, None, tuple[list[str], str | None]]:
+def _files(given: Given, setting: str) -> tuple[list[str], str | None]:
     """Return the names of a setting's files, and the split that follows an @."""
     files = [str(file).partition("@") for file in listed(given[setting]) if file]
     splits = sorted({split for _, _, split in files if split})
     if len(splits) > 1:
-        yield lacks(setting, f"all files share one split here: {splits[0]} is used, of {', '.join(splits)}")
+        given.lacks(setting, f"all files share one split here: {splits[0]} is used, of {', '.join(splits)}")
     return [name for name, _, _ in files], splits[0] if splits else None
 
 
-def lengths(given: Given) -> Results:
+def lengths(given: Given) -> None:
     """Add up the bounds of prompt and response: here one bound holds for both together."""
     prompt, response = given.whole("data.max_prompt_length"), given.whole("data.max_response_length")
-    yield Flag("data.max_len", prompt + response)
-    yield Flag("rollout.max_new_tokens", response)
+    given.set("data.max_len", prompt + response)
+    given.set("rollout.max_new_tokens", response)
     text = f"--data.max_len {prompt + response} is prompt with images ({prompt}) and response ({response}) together"
-    yield derived("data.max_prompt_length, data.max_response_length", text)
+    given.derived("data.max_prompt_length, data.max_response_length", text)
 
 
-def overlong_prompts(given: Given) -> Results:
+def overlong_prompts(given: Given) -> None:
     """Convert whether a prompt that is too long is skipped; none is cut here."""
     skips = given.switch("data.filter_overlong_prompts")
-    yield Flag("data.overlong_prompts", "skip" if skips else "error")
+    given.set("data.overlong_prompts", "skip" if skips else "error")
     if not skips:
-        yield differs("data.filter_overlong_prompts", "EasyR1 cuts a prompt that is too long; here the run stops")
+        given.differs("data.filter_overlong_prompts", "EasyR1 cuts a prompt that is too long; here the run stops")
 
 
-def _gpus(given: Given) -> Results:
+def _gpus(given: Given) -> None:
     nodes, per_node = given.whole("trainer.nnodes"), given.whole("trainer.n_gpus_per_node")
     for model in ("actor", "ref", *(("critic",) if given.text("algorithm.adv_estimator") == "gae" else ())):
-        yield Flag(f"{model}.num_nodes", nodes)
-        yield Flag(f"{model}.num_gpus_per_node", per_node)
+        given.set(f"{model}.num_nodes", nodes)
+        given.set(f"{model}.num_gpus_per_node", per_node)
     parallel = given.whole("worker.rollout.tensor_parallel_size")
     if parallel < 1 or nodes * per_node % parallel:
         raise UserError(
             f"worker.rollout.tensor_parallel_size {parallel} does not divide the {nodes * per_node} GPUs of "
             f"trainer.nnodes x trainer.n_gpus_per_node; correct one of them"
         )
-    yield Flag("vllm.num_engines", nodes * per_node // parallel)
-    yield Flag("vllm.tensor_parallel_size", parallel)
-    yield Flag("vllm.enable_sleep", True)
-    yield Flag("train.colocate_all", True)
+    given.set("vllm.num_engines", nodes * per_node // parallel)
+    given.set("vllm.tensor_parallel_size", parallel)
+    given.set("vllm.enable_sleep", True)
+    given.set("train.colocate_all", True)
     text = "all models and engines take turns on the same GPUs, as in EasyR1"
-    yield derived("trainer.nnodes, trainer.n_gpus_per_node", text)
+    given.derived("trainer.nnodes, trainer.n_gpus_per_node", text)
 
 
-def _validation(given: Given) -> Results:
-    names, split = yield from _files(given, "data.val_files")
+def _validation(given: Given) -> None:
+    names, split = _files(given, "data.val_files")
     steps, before = given.whole("trainer.val_freq"), given.switch("trainer.val_before_train")
-    yield Flag("eval.before_training", bool(names) and before)
+    given.set("eval.before_training", bool(names) and before)
     if not names:
         for setting, asked in (("trainer.val_freq", steps >= 1), ("trainer.val_before_train", before)):
             if given.has(setting) and asked:
-                yield lacks(setting, "data.val_files names no rows to evaluate on")
+                given.lacks(setting, "data.val_files names no rows to evaluate on")
     elif steps < 1 and not before:
-        yield lacks("data.val_files", "a run evaluates on them only if trainer.val_freq is above 0")
+        given.lacks("data.val_files", "a run evaluates on them only if trainer.val_freq is above 0")
     else:
-        yield Flag("eval.dataset", ",".join(names))
-        yield Flag("eval.steps", steps)
+        given.set("eval.dataset", ",".join(names))
+        given.set("eval.steps", steps)
         if len(names) > 1:
-            yield differs("data.val_files", "the metrics are means over the rows of all files")
+            given.differs("data.val_files", "the metrics are means over the rows of all files")
         if split:
-            yield Flag("eval.split", split)
+            given.set("eval.split", split)
     override = given.group("worker.rollout.val_override_config")
     for name, flag in (("n", "n_samples_per_prompt"), ("temperature", "temperature")):
-        yield Flag(f"eval.{flag}", override.get(name, given[f"worker.rollout.{name}"]))
+        given.set(f"eval.{flag}", override.get(name, given[f"worker.rollout.{name}"]))
     for name, everything in (("top_p", 1.0), ("top_k", -1)):
         if (kept := override.get(name, given[f"worker.rollout.{name}"])) != everything:
-            yield Flag(f"eval.{name}", kept)
+            given.set(f"eval.{name}", kept)
     for name in override.keys() - {"n", "temperature", "top_p", "top_k"}:
-        yield lacks(f"worker.rollout.val_override_config.{name}", "evaluation has --eval.temperature, top_p and top_k")
+        given.lacks(f"worker.rollout.val_override_config.{name}", "evaluation has --eval.temperature, top_p and top_k")
 
 
-def _reward(given: Given) -> Results:
+def _reward(given: Given) -> None:
     if (function := given.text("worker.reward.reward_function")) is not None:
         path, _, name = function.partition(":")
-        yield Flag("reward.remote_url", f"{path}:{name or 'main'}")
+        given.set("reward.remote_url", f"{path}:{name or 'main'}")
     elif (score := given.text("worker.reward.compute_score")) is not None:
-        yield Flag("reward.remote_url", DEFAULT_VERIFIER)
+        given.set("reward.remote_url", DEFAULT_VERIFIER)
         if score != DEFAULT_VERIFIER:
-            yield differs("worker.reward.compute_score", f"{score} is not here; {DEFAULT_VERIFIER} judges")
+            given.differs("worker.reward.compute_score", f"{score} is not here; {DEFAULT_VERIFIER} judges")
     if arguments := given.group("worker.reward.reward_function_kwargs"):
-        yield Flag("reward.function_kwargs", json.dumps(arguments, ensure_ascii=False))
+        given.set("reward.function_kwargs", json.dumps(arguments, ensure_ascii=False))
     if (kind := given["worker.reward.reward_type"]) is not None:
         text = f'the file specifies it: add REWARD_TYPE = "{kind}" if it is missing'
-        yield differs("worker.reward.reward_type", text)
+        given.differs("worker.reward.reward_type", text)
 
 
-def _critic(given: Given) -> Results:
+def _critic(given: Given) -> None:
     """Convert the critic's own settings; it is trained on the policy's batches."""
     has_critic = given.text("algorithm.adv_estimator") == "gae"
-    yield Flag("critic.lr_scheduler", "constant_with_warmup")
+    given.set("critic.lr_scheduler", "constant_with_warmup")
     warmup = given.whole("trainer.critic_warmup")
     if warmup and not has_critic:
-        yield lacks("trainer.critic_warmup", "only gae has a critic")
+        given.lacks("trainer.critic_warmup", "only gae has a critic")
     elif warmup > 1:
-        yield Flag("critic.freezing_steps", warmup - 2)
+        given.set("critic.freezing_steps", warmup - 2)
         text = f"the policy is first updated in step {warmup}, counted from 1: after step {warmup - 2} counted from 0"
-        yield derived("trainer.critic_warmup", text)
+        given.derived("trainer.critic_warmup", text)
 
 
-def _records(given: Given) -> Results:
+def _records(given: Given) -> None:
     name, project = given.text("trainer.experiment_name"), given.text("trainer.project_name")
-    yield Flag("logger.wandb.run_name", name)
+    given.set("logger.wandb.run_name", name)
     folder = given.text("trainer.save_checkpoint_path") or f"checkpoints/{project}/{name}"
-    yield Flag("ckpt.output_dir", folder)
+    given.set("ckpt.output_dir", folder)
     text = f"--ckpt.output_dir {folder} also holds the run's records and its final model"
-    yield differs("trainer.save_checkpoint_path", text)
-    yield from trackers(given, "trainer.logger", "console", "file")
-    yield from checkpoints_kept(given, "trainer.save_limit", "trainer.save_model_only")
+    given.differs("trainer.save_checkpoint_path", text)
+    trackers(given, "trainer.logger", "console", "file")
+    checkpoints_kept(given, "trainer.save_limit", "trainer.save_model_only")
 
 
 EASYR1 = Table(

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -63,6 +63,11 @@ class CommandLine(NamedTuple):
     words: tuple[str, ...]
     """References to variables without a value are kept as they are: `${NAME}`."""
     line: int
+
+
+def _started(command: CommandLine) -> tuple[str, ...]:
+    """Return the words of a command that may start something."""
+    return command.words if command.words[0] not in _SHOWN_ONLY else ()
 
 
 class Script:
@@ -335,20 +340,18 @@ def _find_launch(script: Script, *, path: Path, remarks: list[Note]) -> Launch:
         text = "a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
         remarks.append(differs(str(path), f"line {line}: {text}"))
     for command in script.commands:
-        for match in map(_SERVER.fullmatch, command.words if command.words[0] not in _SHOWN_ONLY else ()):
-            name = (match[1] or match[2]).removesuffix("_verifier") if match else ""
-            text = (
-                f"start `lmm-r1 serve_verifier {name}` first, and name the column of the answers with --data.label_key"
-            )
+        for match in filter(None, map(_SERVER.fullmatch, _started(command))):
             what = f"line {command.line} starts a server of rewards, which reads the answers itself"
-            remarks += [differs(str(path), f"{what}: {text}")] if match else []
+            first = f"start `lmm-r1 serve_verifier {(match[1] or match[2]).removesuffix('_verifier')}` first"
+            text = f"{what}: {first}, and name the column of the answers with --data.label_key"
+            remarks.append(differs(str(path), text))
     unread = [*script.blocks.items(), *((one.line, "another command that trains") for one in launches[1:])]
     remarks += [lacks(f"line {line}", f"{what}, which is not read: {_INSTEAD}") for line, what in unread]
     return launches[0]
 
 
 def _launch_of(command: CommandLine) -> Launch | None:
-    words = command.words if command.words[0] not in _SHOWN_ONLY else ()
+    words = _started(command)
     for place, word in enumerate(words):
         for launcher, tables in _LAUNCHERS.items():
             if match := launcher.fullmatch(word):
@@ -359,13 +362,13 @@ def _launch_of(command: CommandLine) -> Launch | None:
     return None
 
 
-def _changed(value: object, change: Callable[[str], object]) -> object:
-    """Return a value with all of its texts changed."""
+def _restored(value: object, places: Sequence[str]) -> object:
+    """Return a value of YAML with places to fill in instead of what stands for them."""
     if isinstance(value, list):
-        return [_changed(one, change) for one in value]
+        return [_restored(one, places) for one in value]
     if isinstance(value, dict):
-        return {key: _changed(one, change) for key, one in value.items()}
-    return change(value) if isinstance(value, str) else value
+        return {key: _restored(one, places) for key, one in value.items()}
+    return _STAND_IN.sub(lambda match: places[int(match[1])], value) if isinstance(value, str) else value
 
 
 def _read(path: Path) -> str:
@@ -463,8 +466,12 @@ def _of_tree(
             raise UserError(f"{where}: {word} is not a setting such as trainer.nnodes=1; correct it")
         put(tree, name.lstrip("+"), _value(text, name=name, where=where), where=where)
     given = dict(_flat(tree, {*table.by_name, *table.names}, prefix=""))
+    return _run_of(given, table, path=path)
+
+
+def _run_of(given: Mapping[str, object], table: Table, *, path: Path) -> RunOfAnother:
+    """Return the run with values that are given by the system's names, or earlier ones, which are shown only if given."""
     values = {table.names.get(name, name): value for name, value in given.items()}
-    # Earlier names are shown only if they are given.
     shown = {new: old for old, new in table.names.items() if table is VERL and new not in given}
     shown |= {new: old for old, new in table.names.items() if old in given}
     return RunOfAnother(source=str(path), table=table, values=values, shown=shown)
@@ -474,13 +481,9 @@ def _value(text: str, *, name: str, where: str) -> object:
     """Return a value of YAML, in which places to fill in are text."""
     found = [match[0] for match in TO_FILL_IN.finditer(text)]
     numbers = iter(range(len(found)))
-
-    def restored(text: str) -> str:
-        return _STAND_IN.sub(lambda match: found[int(match[1])], text)
-
     plain = TO_FILL_IN.sub(lambda match: f"\ue000{next(numbers)}\ue001", text)
     try:
-        return _changed(yaml.load(plain, Loader=_Loader), restored)
+        return _restored(yaml.load(plain, Loader=_Loader), found)
     except yaml.YAMLError as error:
         if plain.startswith(("[", "{")):
             raise UserError(f"{where}: the value of {name} is not valid YAML: {text}; correct it") from error
@@ -525,9 +528,7 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path, remarks: 
     if KEY_FLAG in values:
         # A key is not written, wherever it comes from.
         values[KEY_FLAG] = True
-    named = {table.names.get(key, key): value for key, value in values.items()}
-    shown = {new: old for old, new in table.names.items() if old in values}
-    return RunOfAnother(source=str(path), table=table, values=named, shown=shown)
+    return _run_of(values, table, path=path)
 
 
 def _launched(launch: Launch) -> Iterator[tuple[str, object]]:

@@ -13,16 +13,11 @@ from lmm_r1.tools.migrate.table import (
     CONFIG_CLASSES,
     OURS,
     Command,
-    Flag,
     Given,
-    Results,
     Rule,
     Setting,
     Table,
     checkpoints_kept,
-    derived,
-    differs,
-    lacks,
     listed,
     names_of,
     settings_of,
@@ -33,52 +28,52 @@ VISION_TOWERS = ("visual", "vision_tower", "model.visual", "model.vision_tower")
 """Prefixes of parameters that are a vision tower's in the architectures that LMM-R1 trains."""
 
 
-def _machine(given: Given) -> Results:
+def _machine(given: Given) -> None:
     if given.has("bf16"):
-        yield Flag("ds.param_dtype", "bf16")
+        given.set("ds.param_dtype", "bf16")
     if given.has("flash_attn"):
-        yield derived("flash_attn", "--ds.attn_implementation auto takes the fastest attention installed")
+        given.derived("flash_attn", "--ds.attn_implementation auto takes the fastest attention installed")
     if given.whole("ring_attn_size") > 1:
-        yield Flag("ds.ulysses_size", given.whole("ring_attn_size"))
-        yield differs("ring_attn_size", _DIVISOR)
+        given.set("ds.ulysses_size", given.whole("ring_attn_size"))
+        given.differs("ring_attn_size", _DIVISOR)
     if given.has("use_wandb"):
-        yield Flag("logger.trackers", ["wandb"])
-        yield differs("use_wandb", "the key is not written down; set WANDB_API_KEY")
+        given.set("logger.trackers", ["wandb"])
+        given.differs("use_wandb", "the key is not written down; set WANDB_API_KEY")
 
 
-def _lengths(given: Given) -> Results:
+def _lengths(given: Given) -> None:
     own = "max_new_tokens" if given.has("max_new_tokens") else "generate_max_len"
     prompt, response = given.whole("prompt_max_len"), given.whole(own)
     total = prompt + response if given["max_len"] is None else given.whole("max_len")
-    yield Flag("data.max_len", total)
-    yield Flag("rollout.max_new_tokens", response)
+    given.set("data.max_len", total)
+    given.set("rollout.max_new_tokens", response)
     if given["max_len"] is None:
         text = f"--data.max_len {total} is prompt with images ({prompt}) and response ({response}) together"
-        yield derived("prompt_max_len, generate_max_len", text)
+        given.derived("prompt_max_len, generate_max_len", text)
     else:
-        yield differs("max_len", f"a prompt may have {total - response} tokens, whatever prompt_max_len says")
+        given.differs("max_len", f"a prompt may have {total - response} tokens, whatever prompt_max_len says")
 
 
-def _policy(given: Given) -> Results:
+def _policy(given: Given) -> None:
     backend = given.text("vllm_sync_backend")
     if backend != "nccl":
-        yield differs("vllm_sync_backend", f"weights travel by NCCL, or with --vllm.sync_with_ray, not {backend}")
+        given.differs("vllm_sync_backend", f"weights travel by NCCL, or with --vllm.sync_with_ray, not {backend}")
     if given["remote_rm_url"] is None and (models := given.text("reward_pretrain")) is not None:
         first, *others = models.split(",")
-        yield Flag("reward.normalize_enable", given.switch("normalize_reward"))
-        yield Flag("reward.model_name_or_path", first)
+        given.set("reward.normalize_enable", given.switch("normalize_reward"))
+        given.set("reward.model_name_or_path", first)
         if others:
-            yield lacks("reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
+            given.lacks("reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
     if given["use_kl_estimator_k3"]:
-        yield Flag("algo.kl.estimator", "k3")
+        given.set("algo.kl.estimator", "k3")
     if coefficient := given.number("entropy_loss_coef"):
-        yield Flag("actor.entropy_coef", coefficient)
+        given.set("actor.entropy_coef", coefficient)
     if given["enable_vllm_is_correction"]:
         kind = "icepop" if given["use_icepop"] else given.text("vllm_is_correction_type") or "tis"
         if kind not in _CORRECTIONS:
-            yield lacks("vllm_is_correction_type", f"{kind}; tis is written instead")
-        yield from _correction(kind)
-        yield Flag("algo.advantage.is_correction_threshold", listed(given["vllm_is_truncated_threshold"]))
+            given.lacks("vllm_is_correction_type", f"{kind}; tis is written instead")
+        _correction(given, kind)
+        given.set("algo.advantage.is_correction_threshold", listed(given["vllm_is_truncated_threshold"]))
 
 
 _DIVISOR = "Ulysses splits attention heads, whose number it must divide"
@@ -86,28 +81,28 @@ _CORRECTIONS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask
 """Level and mode of each kind of correction between engine and trainer."""
 
 
-def _correction(kind: str) -> Results:
+def _correction(given: Given, kind: str) -> None:
     for what, value in zip(("level", "mode"), _CORRECTIONS.get(kind, _CORRECTIONS["tis"]), strict=True):
-        yield Flag(f"algo.advantage.is_correction_{what}", value)
+        given.set(f"algo.advantage.is_correction_{what}", value)
 
 
-def _images(given: Given) -> Results:
+def _images(given: Given) -> None:
     for kind, most in given.group("limit_mm_per_prompt").items():
         if kind == "image":
-            yield Flag("data.max_images_per_prompt", most)
+            given.set("data.max_images_per_prompt", most)
         else:
-            yield lacks("limit_mm_per_prompt", f"{kind}: no limit is needed")
+            given.lacks("limit_mm_per_prompt", f"{kind}: no limit is needed")
     for name, value in given.group("processor_kwargs").items():
         if name in ("min_pixels", "max_pixels"):
-            yield Flag(f"data.{name}", value)
+            given.set(f"data.{name}", value)
         else:
-            yield lacks("processor_kwargs", f"{name}: the processor is the checkpoint's own")
+            given.lacks("processor_kwargs", f"{name}: the processor is the checkpoint's own")
     prefixes = [str(prefix) for prefix in listed(given["freeze_prefix"]) if prefix]
     if prefixes and all(prefix.rstrip(".") in VISION_TOWERS for prefix in prefixes):
-        yield Flag("actor.freeze_visual_encoder", True)
-        yield differs("freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
+        given.set("actor.freeze_visual_encoder", True)
+        given.differs("freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
     elif prefixes:
-        yield Flag("actor.freeze_prefix", prefixes)
+        given.set("actor.freeze_prefix", prefixes)
 
 
 def _table(command: Command, groups: str) -> Table:
@@ -164,15 +159,15 @@ _KEY, _RING = "logger.wandb.key", "ds.ring_attn_size"
 _CORRECTS, _CORRECTION_TYPE = (f"algo.advantage.is_correction_{what}" for what in ("enable", "type"))
 
 
-def _dotted(given: Given) -> Results:
+def _dotted(given: Given) -> None:
     if given.has(_KEY):
-        yield Flag("logger.trackers", ["wandb"])
-        yield differs(_KEY, "the key is not written; set WANDB_API_KEY")
+        given.set("logger.trackers", ["wandb"])
+        given.differs(_KEY, "the key is not written; set WANDB_API_KEY")
     if given.has(_RING) and given.whole(_RING) > 1:
-        yield Flag("ds.ulysses_size", given.whole(_RING))
-        yield differs(_RING, _DIVISOR)
+        given.set("ds.ulysses_size", given.whole(_RING))
+        given.differs(_RING, _DIVISOR)
     if given.has(_CORRECTS) and given[_CORRECTS]:
-        yield from _correction(given.text(_CORRECTION_TYPE) or "tis")
+        _correction(given, given.text(_CORRECTION_TYPE) or "tis")
 
 
 _SCHEDULES = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
@@ -181,114 +176,115 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _BATCH_SETTINGS = "per_device_train_batch_size, gradient_accumulation_steps"
 
 
-def _optimizer(given: Given, prefix: str) -> Results:
-    yield Flag(f"{prefix}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
+def _optimizer(given: Given, prefix: str) -> None:
+    given.set(f"{prefix}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
     kind = given.text("lr_scheduler_type") or "linear"
-    yield Flag(f"{prefix}lr_scheduler", _SCHEDULES.get(kind, kind))
+    given.set(f"{prefix}lr_scheduler", _SCHEDULES.get(kind, kind))
     if kind == "cosine":
-        yield Flag(f"{prefix}min_lr_ratio", 0.0)
+        given.set(f"{prefix}min_lr_ratio", 0.0)
     passes = given.number("num_train_epochs")
-    yield Flag("train.num_episodes" if prefix else "train.max_epochs", max(1, math.ceil(passes)))
+    given.set("train.num_episodes" if prefix else "train.max_epochs", max(1, math.ceil(passes)))
     if passes % 1:
-        yield differs("num_train_epochs", f"passes are whole: {passes:g} becomes {math.ceil(passes)}")
+        given.differs("num_train_epochs", f"passes are whole: {passes:g} becomes {math.ceil(passes)}")
     if given.group("gradient_checkpointing_kwargs").get("use_reentrant"):
-        yield Flag(f"{'actor' if prefix else 'model'}.gradient_checkpointing_reentrant", True)
+        given.set(f"{'actor' if prefix else 'model'}.gradient_checkpointing_reentrant", True)
     named = _PRECISIONS.get((given.text("torch_dtype") or "").removeprefix("torch."))
     half = next((name for name in ("bf16", "fp16") if given[name] is True), named)
     if half:
-        yield Flag("ds.param_dtype", half)
+        given.set("ds.param_dtype", half)
 
 
-def _records(given: Given) -> Results:
+def _records(given: Given) -> None:
     if config := given.text("deepspeed"):
         if match := re.search(r"z(?:ero)?_?-?([0123])", config, re.IGNORECASE):
-            yield Flag("ds.zero_stage", int(match[1]))
-            yield derived("deepspeed", f"the stage is that in the name {config}, of which nothing else is read")
+            given.set("ds.zero_stage", int(match[1]))
+            given.derived("deepspeed", f"the stage is that in the name {config}, of which nothing else is read")
         else:
-            yield lacks("deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
+            given.lacks("deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
         if "offload" in config:
-            yield Flag("ds.adam_offload", True)
-    yield from trackers(given, "report_to", "none", "None")
+            given.set("ds.adam_offload", True)
+    trackers(given, "report_to", "none", "None")
     if (strategy := given.text("save_strategy")) == "steps":
-        yield Flag("ckpt.save_steps", given.whole("save_steps"))
+        given.set("ckpt.save_steps", given.whole("save_steps"))
     elif strategy not in ("no", "False"):
-        yield lacks("save_strategy", f"{strategy}; --ckpt.save_steps counts steps")
-    yield from checkpoints_kept(given, "save_total_limit", "save_only_model")
+        given.lacks("save_strategy", f"{strategy}; --ckpt.save_steps counts steps")
+    checkpoints_kept(given, "save_total_limit", "save_only_model")
     if given["push_to_hub"] is True:
-        repository = given.text("hub_model_id") or ""
-        named = Flag("ckpt.push_to_hub", repository)
-        yield named if "/" in repository else lacks("push_to_hub", "--ckpt.push_to_hub takes OWNER/NAME")
+        if "/" in (repository := given.text("hub_model_id") or ""):
+            given.set("ckpt.push_to_hub", repository)
+        else:
+            given.lacks("push_to_hub", "--ckpt.push_to_hub takes OWNER/NAME")
     if given["use_peft"] is True:
-        yield Flag("ds.lora.rank", given.whole("lora_r"))
-        yield Flag("ds.lora.alpha", given.whole("lora_alpha"))
-        yield Flag("ds.lora.dropout", given.number("lora_dropout"))
+        given.set("ds.lora.rank", given.whole("lora_r"))
+        given.set("ds.lora.alpha", given.whole("lora_alpha"))
+        given.set("ds.lora.dropout", given.number("lora_dropout"))
         if layers := given["lora_target_modules"]:
-            yield Flag("ds.lora.target_modules", layers if isinstance(layers, list) else str(layers).split(","))
+            given.set("ds.lora.target_modules", layers if isinstance(layers, list) else str(layers).split(","))
 
 
-def _batch(given: Given, *, responses: int | None = None) -> Results:
+def _batch(given: Given, *, responses: int | None = None) -> None:
     """Convert the samples of an update, which are counted over all GPUs here, and in GRPO over all responses."""
     count = None if given["nproc_per_node"] is None else given.whole("nproc_per_node") * given.whole("nnodes")
     each = given.whole("per_device_train_batch_size")
     prompts = each * given.whole("gradient_accumulation_steps") * (count or 1)
-    yield Flag("train.micro_batch_size", each)
-    yield Flag("train.batch_size", prompts * (responses or 1))
+    given.set("train.micro_batch_size", each)
+    given.set("train.batch_size", prompts * (responses or 1))
     result = f"--train.batch_size {prompts * (responses or 1)}"
     if responses is not None:
-        yield Flag("rollout.batch_size", prompts)
+        given.set("rollout.batch_size", prompts)
         result = f"--rollout.batch_size {prompts} prompts with {responses} responses, {result}"
     if count is not None:
-        yield derived(_BATCH_SETTINGS, f"{result} counts the samples on all {count} GPUs")
+        given.derived(_BATCH_SETTINGS, f"{result} counts the samples on all {count} GPUs")
     else:
         advice = "give their number after the file's name: nproc_per_node=8"
-        yield differs(_BATCH_SETTINGS, f"{result} is for one GPU; {advice}")
+        given.differs(_BATCH_SETTINGS, f"{result} is for one GPU; {advice}")
 
 
-def _group(given: Given) -> Results:
+def _group(given: Given) -> None:
     """Convert the batches of GRPO: a batch counts prompts, and not responses."""
     responses = given.whole("num_generations")
-    yield Flag("rollout.n_samples_per_prompt", responses)
-    yield from _batch(given, responses=responses)
+    given.set("rollout.n_samples_per_prompt", responses)
+    _batch(given, responses=responses)
     for model in ("actor", "ref") if given["nproc_per_node"] is not None else ():
-        yield Flag(f"{model}.num_nodes", given.whole("nnodes"))
-        yield Flag(f"{model}.num_gpus_per_node", given.whole("nproc_per_node"))
+        given.set(f"{model}.num_nodes", given.whole("nnodes"))
+        given.set(f"{model}.num_gpus_per_node", given.whole("nproc_per_node"))
     prompt, response = given.whole("max_prompt_length"), given.whole("max_completion_length")
-    yield Flag("data.max_len", prompt + response)
-    yield Flag("rollout.max_new_tokens", response)
+    given.set("data.max_len", prompt + response)
+    given.set("rollout.max_new_tokens", response)
     text = f"--data.max_len {prompt + response} is prompt with images and response together"
-    yield derived("max_prompt_length, max_completion_length", text)
+    given.derived("max_prompt_length, max_completion_length", text)
 
 
-def _grpo(given: Given) -> Results:
+def _grpo(given: Given) -> None:
     """Convert loss, sampling and rewards. Without vLLM, R1-V fixes the temperature and keeps the 50 likeliest tokens."""
-    yield Flag("actor.loss_agg_mode", "seq-mean-token-mean")
-    yield Flag("algo.advantage.estimator", "group_norm")
+    given.set("actor.loss_agg_mode", "seq-mean-token-mean")
+    given.set("algo.advantage.estimator", "group_norm")
     if given["epsilon"] is not None:
-        yield Flag("actor.eps_clip_low_high", [given.number("epsilon"), given.number("epsilon")])
+        given.set("actor.eps_clip_low_high", [given.number("epsilon"), given.number("epsilon")])
     beta = given.number("beta")
-    yield Flag("algo.kl.init_coef", beta)
+    given.set("algo.kl.init_coef", beta)
     if beta:
-        yield Flag("algo.kl.use_loss", True)
-        yield Flag("algo.kl.estimator", "k3")
-    yield Flag("rollout.temperature", given.number("temperature") if given["use_vllm"] else 1.0)
+        given.set("algo.kl.use_loss", True)
+        given.set("algo.kl.estimator", "k3")
+    given.set("rollout.temperature", given.number("temperature") if given["use_vllm"] else 1.0)
     if not given["use_vllm"]:
-        yield Flag("rollout.top_k", 50)
+        given.set("rollout.top_k", 50)
     functions = given["reward_funcs"]
     functions = functions if isinstance(functions, list) else str(functions).split(",")
     own = [one for one in functions if one not in ("accuracy", "format")]
     weights = ",".join(f"{part}_weight={functions.count(part)}" for part in ("accuracy", "format"))
-    yield Flag("reward.remote_url", DEFAULT_VERIFIER if own else f"{DEFAULT_VERIFIER}:{weights}")
+    given.set("reward.remote_url", DEFAULT_VERIFIER if own else f"{DEFAULT_VERIFIER}:{weights}")
     text = "the verifier judges answer and format by its own rules, with these weights"
     if own:
         text = f"{', '.join(own)} of the script: {DEFAULT_VERIFIER} judges; give yours as --reward.remote_url FILE.py:NAME"
-    yield differs("reward_funcs", text)
+    given.differs("reward_funcs", text)
 
 
-def _sft(given: Given) -> Results:
-    yield from _batch(given)
+def _sft(given: Given) -> None:
+    _batch(given)
     if not given["assistant_only_loss"]:
         what = "only the assistant's turns are trained on, unless --model.pretrain_mode_enable"
-        yield differs("assistant_only_loss", f"{what}; R1-V trains on all tokens")
+        given.differs("assistant_only_loss", f"{what}; R1-V trains on all tokens")
 
 
 def _r1_v_table(command: Command, group: str, *rules: Rule) -> Table:

@@ -98,13 +98,6 @@ def names_of(group: str) -> Mapping[str, Any]:
     return _GROUPS[group]
 
 
-class Flag(NamedTuple):
-    """A flag of ours and its value."""
-
-    name: str
-    value: object
-
-
 class Note(NamedTuple):
     """What a user should know of one setting's conversion."""
 
@@ -114,30 +107,28 @@ class Note(NamedTuple):
     text: str
 
 
-Results: TypeAlias = "Iterator[Flag | Note]"
-Rule: TypeAlias = "Callable[[Given], Results]"
+Rule: TypeAlias = "Callable[[Given], None]"
 lacks = functools.partial(Note, "without counterpart")
 differs = functools.partial(Note, "another meaning")
-derived = functools.partial(Note, "derived")
-"""Notes of each kind: on a setting, on one that means something else here, on flags made of several settings."""
+"""Notes on a setting that is not here, and on one that means something else here."""
 
 
-def trackers(given: Given, setting: str, *silent: str) -> Results:
-    """Yield the trackers of a setting, and notes on those that are not here and not silent."""
+def trackers(given: Given, setting: str, *silent: str) -> None:
+    """Set the trackers of a setting, and note those that are not here and not silent."""
     names = [str(name) for name in listed(given[setting])]
-    yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
+    given.set("logger.trackers", [name for name in names if name in TRACKERS])
     for name in names:
         if name not in (*TRACKERS, *silent):
-            yield lacks(setting, f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
+            given.lacks(setting, f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
 
 
-def checkpoints_kept(given: Given, limit: str, only_model: str) -> Results:
-    """Yield how many checkpoints are kept, without a limit or with a negative one all, and in which form."""
+def checkpoints_kept(given: Given, limit: str, only_model: str) -> None:
+    """Set how many checkpoints are kept, without a limit or with a negative one all, and in which form."""
     most = -1 if given[limit] is None else given.whole(limit)
-    yield Flag("ckpt.max_num", KEEP_ALL if most < 0 else most)
+    given.set("ckpt.max_num", KEEP_ALL if most < 0 else most)
     if given.switch(only_model):
-        yield Flag("ckpt.save_hf", True)
-        yield differs(only_model, "each checkpoint has the model, and what a stopped run resumes from")
+        given.set("ckpt.save_hf", True)
+        given.differs(only_model, "each checkpoint has the model, and what a stopped run resumes from")
 
 
 def listed(value: object) -> list[object]:
@@ -190,12 +181,25 @@ class Conversion(NamedTuple):
 
 
 class Given:
-    """A run's values by their names, with the defaults of the system underneath."""
+    """A run's values by their names, with the defaults of the system underneath, and what rules make of them."""
 
     def __init__(self, values: Mapping[str, object], table: Table) -> None:
         self._values, self._settings, self._prefix = values, table.by_name, table.prefix
         self.read: set[str] = set()
         """Names of the settings that rules have read."""
+        self.flags: dict[str, object] = {}
+        self.notes: list[Note] = []
+
+    def set(self, flag: str, value: object) -> None:
+        """Give a flag of ours a value; the last one counts."""
+        self.flags[flag] = value
+
+    def _note(self, kind: NoteKind, subject: str, text: str) -> None:
+        self.notes.append(Note(kind, subject, text))
+
+    lacks = functools.partialmethod(_note, "without counterpart")
+    differs = functools.partialmethod(_note, "another meaning")
+    derived = functools.partialmethod(_note, "derived")
 
     def __getitem__(self, name: str) -> object:
         self.read.add(name)
@@ -272,10 +276,8 @@ def convert(
     """
     config_class: Any = CONFIG_CLASSES[table.command]
     known = dotted.leaf_types(config_class)
-    given = Given(values, table)
-    flags: dict[str, object] = {}
-    theirs: dict[str, object] = {}
-    notes: list[Note] = []
+    given, theirs = Given(values, table), dict[str, object]()
+    flags, notes = given.flags, given.notes
     for name, default, own, by_rule, says, harmless in table.settings:
         value = values.get(name, default)
         if name in values:
@@ -285,9 +287,8 @@ def convert(
             notes += [lacks(name, says)] if not own and not by_rule and value not in harmless else []
         elif value is not OURS:
             theirs |= dict.fromkeys(own, value)
-    results = [result for rule in table.rules for result in rule(given)]
-    notes += [result for result in results if isinstance(result, Note)]
-    flags |= dict(result for result in results if isinstance(result, Flag))
+    for rule in table.rules:
+        rule(given)
     for one in table.settings:
         if one.by_rule and one.name not in given.read and values.get(one.name, one.default) != one.default:
             notes.append(lacks(one.name, "it has no effect with the other settings"))

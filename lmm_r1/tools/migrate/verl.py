@@ -22,18 +22,7 @@ from lmm_r1.tools.migrate.easyr1 import (
     most_batches,
     overlong_prompts,
 )
-from lmm_r1.tools.migrate.table import (
-    Flag,
-    Given,
-    Results,
-    Rule,
-    Table,
-    derived,
-    differs,
-    lacks,
-    names_of,
-    settings_of,
-)
+from lmm_r1.tools.migrate.table import Given, Rule, Table, names_of, settings_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CROPPING = "vllm_multi_turn_tool_call"
@@ -57,16 +46,16 @@ def crops(given: Given) -> bool:
     return given.text(f"{ROLLOUT}.name") == CROPPING
 
 
-def _crop(given: Given) -> Results:
+def _crop(given: Given) -> None:
     """Convert Mini-o3's rollout: its rounds become turns, and its images include that of the question."""
     prompt, name = given["data.system_prompt"], given.text(f"{ROLLOUT}.name")
     if name not in (None, "vllm", CROPPING):
-        yield lacks(f"{ROLLOUT}.name", f"vLLM generates, not {name}")
+        given.lacks(f"{ROLLOUT}.name", f"vLLM generates, not {name}")
     if not crops(given):
         if prompt:
-            yield lacks("data.system_prompt", "verl takes a name; give the text as --data.system_prompt")
+            given.lacks("data.system_prompt", "verl takes a name; give the text as --data.system_prompt")
         return
-    yield Flag("train.agent", "crop")
+    given.set("train.agent", "crop")
     # Boxes are converted to pixels as in Mini-o3's tool.
     options: dict[str, object] = {
         "coordinates": "relative" if given.switch(f"{ROLLOUT}.use_relative_coordinates") else "absolute",
@@ -74,30 +63,30 @@ def _crop(given: Given) -> Results:
     }
     for bound, default in _PIXELS.items():
         options[bound] = default if given[f"data.{bound}"] is None else given.whole(f"data.{bound}")
-    yield Flag("agent.options", json.dumps(options))
+    given.set("agent.options", json.dumps(options))
     folder = "Mini-o3 resolves image paths against $BASE_IMAGE_DIR; give this folder as --data.image_dir"
-    yield differs("data.train_files", folder)
+    given.differs("data.train_files", folder)
     if prompt:
-        yield differs("data.system_prompt", f"the protocol is in a system turn, {_OWN_WORDS}")
+        given.differs("data.system_prompt", f"the protocol is in a system turn, {_OWN_WORDS}")
     turns, most = given.whole(ROUNDS), _most_images(given, IMAGES)
-    yield Flag("agent.max_turns", turns)
-    yield Flag("data.max_images_per_prompt", 1)
-    yield Flag("agent.max_images", most - 1)
-    yield derived(IMAGES, f"{most} images include that of the question, so --agent.max_images is {most - 1}")
+    given.set("agent.max_turns", turns)
+    given.set("data.max_images_per_prompt", 1)
+    given.set("agent.max_images", most - 1)
+    given.derived(IMAGES, f"{most} images include that of the question, so --agent.max_images is {most - 1}")
     # With one round, Mini-o3 evaluates with the limits of training.
     if (rounds := given.whole(EVALUATION_ROUNDS)) != 1:
         images = _most_images(given, EVALUATION_IMAGES)
         limits = f"--agent.max_turns {turns}, --agent.max_images {most - 1}"
         text = f"evaluation during training has {limits}; `lmm-r1 evaluate --agent crop` has others:"
         if rounds != turns:
-            yield lacks(EVALUATION_ROUNDS, f"{text} --agent_max_turns {rounds}")
+            given.lacks(EVALUATION_ROUNDS, f"{text} --agent_max_turns {rounds}")
         if images != most:
-            yield lacks(EVALUATION_IMAGES, f"{text} --agent_max_images {images - 1}")
+            given.lacks(EVALUATION_IMAGES, f"{text} --agent_max_images {images - 1}")
     masks = given.switch(f"{ACTOR}.ignore_exceed")
-    yield Flag("agent.overturn", "mask" if masks else "keep")
+    given.set("agent.overturn", "mask" if masks else "keep")
     if masks:
         text = "such an episode does not count in its group; in Mini-o3 its reward counts in the group's mean"
-        yield differs(f"{ACTOR}.ignore_exceed", text)
+        given.differs(f"{ACTOR}.ignore_exceed", text)
 
 
 def _most_images(given: Given, setting: str) -> int:
@@ -111,36 +100,36 @@ def _longest(given: Given) -> int:
     return given.whole(LONGEST) if crops(given) else longest_sample(given)
 
 
-def _lengths(given: Given) -> Results:
+def _lengths(given: Given) -> None:
     if not crops(given):
-        yield from lengths(given)
+        lengths(given)
         return
     longest, response = _longest(given), given.whole("data.max_response_length")
-    yield Flag("data.max_len", longest)
-    yield Flag("rollout.max_new_tokens", response)
+    given.set("data.max_len", longest)
+    given.set("rollout.max_new_tokens", response)
     text = (
         f"--data.max_len {longest} bounds an episode with its prompt, --rollout.max_new_tokens {response} one turn; an "
         f"episode ends if nothing is left, in Mini-o3 if a call or an observation leaves {ROOM} or fewer"
     )
-    yield differs(f"data.max_response_length, {LONGEST}", text)
+    given.differs(f"data.max_response_length, {LONGEST}", text)
 
 
-def _batches(given: Given) -> Results:
-    yield from batches(given, longest=_longest(given))
+def _batches(given: Given) -> None:
+    batches(given, longest=_longest(given))
     # The first versions count the samples of a pass on all GPUs together.
     count = max(1, given.whole("trainer.nnodes") * given.whole("trainer.n_gpus_per_node"))
     for setting, flag in OF_ALL_GPUS.items():
         if given[setting] is not None:
-            yield Flag(flag, max(1, given.whole(setting) // count))
-            yield derived(setting, f"it counts samples on all {count} GPUs, --{flag} on one")
+            given.set(flag, max(1, given.whole(setting) // count))
+            given.derived(setting, f"it counts samples on all {count} GPUs, --{flag} on one")
 
 
-def _overlong_prompts(given: Given) -> Results:
+def _overlong_prompts(given: Given) -> None:
     skips, cut = given.switch("data.filter_overlong_prompts"), given.text("data.truncation")
-    yield Flag("data.overlong_prompts", "skip" if skips else "error")
+    given.set("data.overlong_prompts", "skip" if skips else "error")
     if cut != "error":
         what = "longer prompts are left out" if skips else "a run stops at a prompt that is too long"
-        yield differs("data.truncation", f"verl cuts longer prompts ({cut}); here {what}")
+        given.differs("data.truncation", f"verl cuts longer prompts ({cut}); here {what}")
 
 
 IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches, overlong_prompts: _overlong_prompts}
@@ -151,17 +140,17 @@ ADDRESS = "http://127.0.0.1:5000/get_reward"
 _FUNCTION = "custom_reward_function.path"
 
 
-def _rewards(given: Given) -> Results:
+def _rewards(given: Given) -> None:
     """Convert the scorer, and the weights of (1 - penalty * [tool]) * accuracy + format of all turns + [tool]."""
     if given["reward_model.enable"] and (model := given.text("reward_model.model.path")) is not None:
-        yield Flag("reward.model_name_or_path", model)
+        given.set("reward.model_name_or_path", model)
     elif (path := given.text(_FUNCTION)) is not None:
-        yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
+        given.set("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
     elif crops(given):
-        yield from _scorer_of_mini_o3(given)
+        _scorer_of_mini_o3(given)
     else:
-        yield Flag("reward.remote_url", DEFAULT_VERIFIER)
-        yield differs(_FUNCTION, "without it verl judges each row by its data_source; here math judges all rows")
+        given.set("reward.remote_url", DEFAULT_VERIFIER)
+        given.differs(_FUNCTION, "without it verl judges each row by its data_source; here math judges all rows")
     if not crops(given) or given.text(_FUNCTION) is not None:
         return
     weights = {
@@ -171,22 +160,22 @@ def _rewards(given: Given) -> Results:
     }
     weighed = {name: weight for name, weight in weights.items() if weight}
     if weighed:
-        yield Flag("reward.part_weights", json.dumps(weighed))
+        given.set("reward.part_weights", json.dumps(weighed))
     if any("used_tool" in name for name in weighed):
         text = "they count for an executed call; in Mini-o3 also for one that was only written"
-        yield differs("data.tool_call_penalty, data.use_tool_reward_weight", text)
+        given.differs("data.tool_call_penalty, data.use_tool_reward_weight", text)
 
 
-def _scorer_of_mini_o3(given: Given) -> Results:
+def _scorer_of_mini_o3(given: Given) -> None:
     hybrid, accuracy = given.switch("reward_model.use_hybrid_reward_manager"), given.number("data.acc_reward_weight")
     asked = "data.gpt_general_qa_reward_fn" if hybrid else "data.general_qa_reward_fn"
     scorer = given.text(asked)
     if scorer == "general_qa_tool_mc":
-        yield Flag("reward.remote_url", f"choice:accuracy_weight={accuracy:g},format_weight=0")
+        given.set("reward.remote_url", f"choice:accuracy_weight={accuracy:g},format_weight=0")
         return
-    yield Flag("reward.remote_url", ADDRESS)
+    given.set("reward.remote_url", ADDRESS)
     command = f"lmm-r1 serve_verifier llm_judge --accuracy-weight {accuracy:g} --format-weight 0 --judge-url URL"
-    yield differs(asked, f"{scorer} is a service here: start `{command} --judge-model MODEL`, and set --reward to it")
+    given.differs(asked, f"{scorer} is a service here: start `{command} --judge-model MODEL`, and set --reward to it")
 
 
 _GRADIENTS = f"{ACTOR}.fsdp_config.grad_offload"
@@ -203,105 +192,105 @@ _OVERLONG = "reward_model.overlong_buffer"
 _TOKENWISE = f"{ACTOR}.use_token_level_loss"
 
 
-def _kl(given: Given) -> Results:
+def _kl(given: Given) -> None:
     """Convert the KL penalty: in verl it is a loss, part of the reward, or absent, which is the default."""
     name, as_loss = "algorithm.use_kl_in_reward", given.switch("algorithm.use_kl_loss")
     if as_loss:
         if given[name]:
             text = "KL is either a loss or part of the reward; algorithm.use_kl_loss selects the loss, so set only one of them"
-            yield lacks(name, text)
+            given.lacks(name, text)
     elif given[name] or (not given.has(name) and given.has(_GRADIENTS)):
-        yield from kl_estimator(given, "algorithm.kl_penalty_in_reward", other="k1")
+        kl_estimator(given, "algorithm.kl_penalty_in_reward", other="k1")
         coefficient = given["algorithm.kl_ctrl.kl_coef"]
-        yield Flag("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
+        given.set("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
     else:
-        yield Flag("algo.kl.init_coef", 0.0)
-        yield Flag("algo.kl.estimator", KL_ESTIMATORS["kl"])
-        yield derived("algorithm.use_kl_loss", f"KL is off unless it or {name} is set")
+        given.set("algo.kl.init_coef", 0.0)
+        given.set("algo.kl.estimator", KL_ESTIMATORS["kl"])
+        given.derived("algorithm.use_kl_loss", f"KL is off unless it or {name} is set")
 
 
-def _sampling(given: Given) -> Results:
+def _sampling(given: Given) -> None:
     """Convert the sampling of validation, which is one greedy response by default in verl."""
     if given.has(IMAGES) and not crops(given):
-        yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
+        given.set("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
     if not given["data.val_files"]:
         return
     own, *kept_tokens = (f"{ROLLOUT}.val_kwargs.{name}" for name in ("temperature", "top_p", "top_k"))
-    yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
-    yield Flag("eval.temperature", 0.0)
+    given.set("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
+    given.set("eval.temperature", 0.0)
     if given[f"{ROLLOUT}.val_do_sample"]:
-        yield Flag("eval.temperature", given.number("worker.rollout.temperature" if given[own] is None else own))
+        given.set("eval.temperature", given.number("worker.rollout.temperature" if given[own] is None else own))
     for setting, everything in zip(kept_tokens, (1.0, -1), strict=True):
         if given[setting] not in (None, everything):
-            yield Flag(f"eval.{setting.rpartition('.')[2]}", given[setting])
+            given.set(f"eval.{setting.rpartition('.')[2]}", given[setting])
 
 
-def _rows(given: Given) -> Results:
+def _rows(given: Given) -> None:
     """Name the columns: verl's rows have `prompt` and `reward_model`, Mini-o3's `problem` and `solution`."""
     prompt, answer = ("problem", "solution") if crops(given) else ("prompt", "reward_model.ground_truth")
-    yield Flag("data.input_key", given["data.prompt_key"] if given.has("data.prompt_key") else prompt)
-    yield Flag("data.label_key", given["data.answer_key"] if given.has("data.answer_key") else answer)
+    given.set("data.input_key", given["data.prompt_key"] if given.has("data.prompt_key") else prompt)
+    given.set("data.label_key", given["data.answer_key"] if given.has("data.answer_key") else answer)
     # Tokens of a dynamic batch, which replace the micro-batch size in verl.
     for owner, flag in ((f"{ACTOR}.ppo", "train"), (f"{ROLLOUT}.log_prob", "rollout")):
         setting = f"{owner}_max_token_len_per_gpu"
         if given.switch("worker.actor.dynamic_batching") and given[setting] is not None:
-            yield Flag(f"{flag}.max_tokens_per_gpu", given.whole(setting))
+            given.set(f"{flag}.max_tokens_per_gpu", given.whole(setting))
     if given[f"{_OVERLONG}.enable"]:
         factor = f"{_OVERLONG}.penalty_factor"
-        yield Flag("reward.overlong_buffer_len", given.whole(f"{_OVERLONG}.len"))
-        yield Flag("reward.overlong_penalty_factor", 1.0 if given[factor] is None else given.number(factor))
+        given.set("reward.overlong_buffer_len", given.whole(f"{_OVERLONG}.len"))
+        given.set("reward.overlong_penalty_factor", 1.0 if given[factor] is None else given.number(factor))
     if (mode := given.text("trainer.resume_mode")) == "disable":
-        yield Flag("ckpt.load_enable", False)
+        given.set("ckpt.load_enable", False)
     elif mode == "resume_path":
-        yield lacks("trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model")
+        given.lacks("trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model")
 
 
-def _rejection(given: Given) -> Results:
+def _rejection(given: Given) -> None:
     """Convert dynamic sampling: groups with equal rewards are replaced until the step is full or reaches its bound."""
     for switch, bound in _BOUNDS.items():
         if not given[switch]:
             continue
-        yield Flag("algo.dynamic_filtering_enable", True)
+        given.set("algo.dynamic_filtering_enable", True)
         if switch == _FILTER and given[_METRIC] == _RIGHT:
-            yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
+            given.set("algo.dynamic_filtering_range", [0.0, 1.0])
             text = "a group is kept if its mean score is strictly between 0 and 1; --algo.dynamic_filtering_part"
-            yield differs(_METRIC, f"{text} selects a part of the reward")
+            given.differs(_METRIC, f"{text} selects a part of the reward")
         else:
-            yield Flag("algo.dynamic_filtering_range", [-math.inf, math.inf])
-            yield Flag("algo.dynamic_filtering_min_std", _LEAST_STD[switch])
+            given.set("algo.dynamic_filtering_range", [-math.inf, math.inf])
+            given.set("algo.dynamic_filtering_min_std", _LEAST_STD[switch])
         if switch == _REJECTION:
-            yield differs(switch, "here the run stops if a judge fails; Mini-o3 drops the group")
+            given.differs(switch, "here the run stops if a judge fails; Mini-o3 drops the group")
         multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
         if multiplier != 1.0:
-            yield differs(_MULTIPLIER, "a step draws as many prompts as it still needs")
+            given.differs(_MULTIPLIER, "a step draws as many prompts as it still needs")
         if given[bound] is not None:
-            yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
+            given.set("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
 
 
-def _policy(given: Given) -> Results:
+def _policy(given: Given) -> None:
     """Convert the loss; Dr. GRPO does not divide advantages by the standard deviation of the group."""
     if given[_TOKENWISE] is not None:
-        yield Flag("actor.loss_agg_mode", LOSS_MEANS["token" if given.switch(_TOKENWISE) else "seq"])
+        given.set("actor.loss_agg_mode", LOSS_MEANS["token" if given.switch(_TOKENWISE) else "seq"])
     mean, known = given.text(f"{ACTOR}.loss_agg_mode"), (*LOSS_MEANS.values(), CONSTANT)
     if mean == "seq-mean-token-sum":
-        yield Flag("actor.loss_agg_mode", CONSTANT)
-        yield Flag("actor.loss_agg_length", 1)
+        given.set("actor.loss_agg_mode", CONSTANT)
+        given.set("actor.loss_agg_length", 1)
     elif mean in known:
-        yield Flag("actor.loss_agg_mode", mean)
+        given.set("actor.loss_agg_mode", mean)
         if mean == CONSTANT and given[f"{ACTOR}.loss_scale_factor"] is not None:
-            yield Flag("actor.loss_agg_length", given.whole(f"{ACTOR}.loss_scale_factor"))
+            given.set("actor.loss_agg_length", given.whole(f"{ACTOR}.loss_scale_factor"))
     elif mean is not None:
         text = f"{mean} is unknown, and token-mean replaces it; known are {', '.join(known)}"
-        yield lacks(f"{ACTOR}.loss_agg_mode", text)
+        given.lacks(f"{ACTOR}.loss_agg_mode", text)
     divides = "algorithm.norm_adv_by_std_in_grpo"
     if given.text("algorithm.adv_estimator") == "grpo" and given.has(divides) and not given.switch(divides):
-        yield Flag("algo.advantage.estimator", "dr_grpo")
+        given.set("algo.advantage.estimator", "dr_grpo")
     if given[f"{ACTOR}.entropy_coeff"]:
-        yield Flag("actor.entropy_coef", given.number(f"{ACTOR}.entropy_coeff"))
+        given.set("actor.entropy_coef", given.number(f"{ACTOR}.entropy_coeff"))
     if given.text("worker.actor.loss_type") != "sapo" and given[f"{ACTOR}.clip_ratio"] is not None:
         both = given.number(f"{ACTOR}.clip_ratio")
         sides = [f"worker.actor.clip_ratio_{side}" for side in ("low", "high")]
-        yield Flag("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
+        given.set("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
 
 
 VERL = Table(
