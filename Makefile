@@ -13,7 +13,7 @@ SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py .ci/full
 
 CHROMIUM ?= chromium
 
-.PHONY: install demo demo-readme quick test full nightly test-full check format bench docs wheel release clean
+.PHONY: install demo released demo-readme quick test full nightly test-full check format bench docs wheel release clean
 
 install: $(STAMP)
 
@@ -25,6 +25,10 @@ $(STAMP): pyproject.toml setup.py compat/install.sh $(wildcard compat/flash-attn
 
 demo: $(STAMP)
 	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) ARCH=$(ARCH) examples/scripts/demo.sh $(DEMO)
+
+# The curriculum on released weights of two packages of the Python index, in about half an hour on two cores.
+released: $(STAMP)
+	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) examples/scripts/released.sh runs/released
 
 # README's picture and the figures of its demo, from the same runs, in about 25 minutes; Chromium draws the picture.
 demo-readme: $(STAMP)

@@ -63,7 +63,6 @@ GROUPS = {
         "make_vlm": "put a vision-language model together of a released language model and a vision tower",
         "make_tiny_model": "build a small random multimodal model and its processor, to try commands on any machine",
         "kits": "list the supported architectures and what each supports",
-        "completion": "print a script with which bash or zsh completes commands, flags and their choices",
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}

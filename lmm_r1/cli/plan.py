@@ -180,8 +180,8 @@ def _planned(settings: Any, given: MachineFlags) -> _Planned:
         config, _ = sized_supervised(config, rows=None, processes=processes)
     prepare_training(config, dry=True)
     from lmm_r1.tools.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image
-    from lmm_r1.tools.planning.estimates import machine_of
     from lmm_r1.tools.planning.pass_memory import Unpredictable
+    from lmm_r1.tools.planning.plan import machine_of
     from lmm_r1.tools.planning.run_plan import plan_ppo, plan_supervised
 
     machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)

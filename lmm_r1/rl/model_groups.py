@@ -18,8 +18,8 @@ from lmm_r1.files.atomic import in_worker
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.models.image_features import FeatureCounts
-from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.mismatch import Gaps
+from lmm_r1.rl.samples import Pass
 from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor, ModelWorker, TrainedWorker
 from remote_rm.client import RewardUnavailable
 

@@ -16,11 +16,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.models.packed.packing import stacked
 from lmm_r1.rl.advantages import RewardedRollout, estimator_named, group_deviations
-from lmm_r1.rl.batching import Pass, PassLimits, forward_passes
 from lmm_r1.rl.losses import estimated_kl
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models, ask, joined
-from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.samples import Pass, PassLimits, TrainingSample, forward_passes
 from lmm_r1.rl.workers import KitPolicyActor, ModelWorker
 
 T = TypeVar("T")

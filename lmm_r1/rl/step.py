@@ -18,7 +18,6 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.batching import PassLimits, pass_limits, update_passes
 from lmm_r1.rl.losses import LossSettings
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import (
@@ -35,7 +34,7 @@ from lmm_r1.rl.model_groups import (
 from lmm_r1.rl.outputs import add_advantages, add_model_outputs
 from lmm_r1.rl.records import rollout_metrics
 from lmm_r1.rl.rollouts import KitSamplesGenerator, MadeRollout, Rollout, RolloutsAhead, RolloutsInTurn
-from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.samples import PassLimits, TrainingSample, pass_limits, update_passes
 from lmm_r1.scoring import Moment
 
 

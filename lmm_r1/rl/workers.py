@@ -35,9 +35,9 @@ from lmm_r1.models.loading import Role, rl_settings
 from lmm_r1.models.packed.packing import stacked
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.losses import PolicyLoss, PolicyPass, value_loss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, merged
+from lmm_r1.rl.samples import Pass
 from lmm_r1.train.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.train.update import Counts, Step, Terms, mean_of_steps, prepared, update
 

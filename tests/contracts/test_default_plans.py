@@ -17,8 +17,7 @@ from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
 from lmm_r1.tools.planning.choices import Remedy, choices_line, chosen, filled, fitting_pixels
-from lmm_r1.tools.planning.estimates import GIB, Machine
-from lmm_r1.tools.planning.plan import Plan
+from lmm_r1.tools.planning.plan import GIB, Machine, Plan
 from lmm_r1.tools.planning.run_plan import plan_ppo
 
 

@@ -12,8 +12,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
 from lmm_r1.tools.planning import choices
 from lmm_r1.tools.planning.choices import planned
-from lmm_r1.tools.planning.estimates import GIB, Machine, _measured
-from lmm_r1.tools.planning.plan import Plan
+from lmm_r1.tools.planning.plan import GIB, Machine, Plan, _measured
 from lmm_r1.tools.planning.run_plan import plan_ppo, plan_supervised
 
 

@@ -13,8 +13,7 @@ from lmm_r1.config.ppo import MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.tools.planning.choices import plan_image, refuse_excess
-from lmm_r1.tools.planning.estimates import GIB, Machine
-from lmm_r1.tools.planning.plan import Plan
+from lmm_r1.tools.planning.plan import GIB, Machine, Plan
 from lmm_r1.tools.planning.run_plan import plan_ppo, plan_supervised
 
 # Of the model with 3 billion parameters a plan takes ten seconds.

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.models.packed.packing import stacked
-from lmm_r1.rl.batching import Pass
 from lmm_r1.rl.losses import LossSettings, aggregated
+from lmm_r1.rl.samples import Pass
 from lmm_r1.train.update import Counts, Step, Terms, update
 
 T = TypeVar("T")

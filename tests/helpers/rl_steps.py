@@ -20,14 +20,21 @@ from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.host.workers import WorkerGroup
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.rl import loop
-from lmm_r1.rl.batching import Pass, PassLimits, UpdatePasses, forward_passes, pass_limits, update_passes
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.outputs import add_advantages, add_model_outputs
 from lmm_r1.rl.rollouts import MadeRollout, Rollout
 from lmm_r1.rl.run import prompt_stream
-from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.samples import (
+    Pass,
+    PassLimits,
+    TrainingSample,
+    UpdatePasses,
+    forward_passes,
+    pass_limits,
+    update_passes,
+)
 
 
 def small_run(*, prompts: int = 2, samples: int = 2, **changes: object) -> PPOConfig:

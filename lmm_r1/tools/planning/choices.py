@@ -28,9 +28,8 @@ from lmm_r1.errors import ListedError, UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.quiet import is_verbose
-from lmm_r1.tools.planning.estimates import PlanImage, machine_of
 from lmm_r1.tools.planning.pass_memory import Unpredictable, ordinary_token
-from lmm_r1.tools.planning.plan import Plan, gib, summary
+from lmm_r1.tools.planning.plan import Plan, PlanImage, gib, machine_of, summary
 from lmm_r1.tools.planning.run_plan import TOKEN_STEP, plan_ppo, plan_supervised, stage_of
 
 logger = logging.getLogger(__name__)

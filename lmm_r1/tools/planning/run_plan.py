@@ -14,19 +14,6 @@ from lmm_r1.config.shared import EIGHT_BIT, OptimizerConfig
 from lmm_r1.generation.engine_arguments import WORKSPACE, engine_bytes, kv_bytes_per_token, share_of
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.models.loading import LoadSettings, Role, load_settings, rl_settings, trained_settings
-from lmm_r1.tools.planning.estimates import (
-    CONTEXT,
-    DRIVER,
-    GIB,
-    PROCESS,
-    SLEEPING_ENGINE,
-    WIDTHS,
-    Machine,
-    PlanImage,
-    kept_bytes,
-    passes_of,
-    size_of,
-)
 from lmm_r1.tools.planning.pass_memory import (
     MASTER_BYTES,
     ModelSettings,
@@ -35,7 +22,23 @@ from lmm_r1.tools.planning.pass_memory import (
     gathered_bytes,
     trained_states,
 )
-from lmm_r1.tools.planning.plan import Device, Plan, PlannedEngine, PlannedModel
+from lmm_r1.tools.planning.plan import (
+    CONTEXT,
+    DRIVER,
+    GIB,
+    PROCESS,
+    SLEEPING_ENGINE,
+    WIDTHS,
+    Device,
+    Machine,
+    Plan,
+    PlanImage,
+    PlannedEngine,
+    PlannedModel,
+    kept_bytes,
+    passes_of,
+    size_of,
+)
 
 # Sizes of passes are multiples of it.
 TOKEN_STEP = 256

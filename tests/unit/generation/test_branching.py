@@ -22,8 +22,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.executors import BranchingRollout
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl.batching import PassLimits, forward_passes, tree_tokens
-from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.samples import PassLimits, TrainingSample, forward_passes, tree_tokens
 
 FOUR = replace(scripted_engines.SETTINGS.sampling, n_samples=4)
 SETTINGS = replace(scripted_engines.SETTINGS, sampling=FOUR, max_len=200, branches=4)

@@ -11,8 +11,7 @@ from helpers.rl_steps import PlayedGroup, StepParts, sample, trained
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import MediaRef
-from lmm_r1.rl.batching import Pass
-from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.samples import Pass, TrainingSample
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 from helpers.rl_steps import sample
 
-from lmm_r1.rl.batching import Pass, PassLimits, forward_passes, update_passes
-from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.samples import Pass, PassLimits, TrainingSample, forward_passes, update_passes
 
 
 def groups(*responses: Sequence[int], prompts: Sequence[int] = ()) -> list[TrainingSample]:

@@ -14,9 +14,8 @@ from helpers.tables import table
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import PlacedRef
-from lmm_r1.rl.batching import Pass, tree_tokens
 from lmm_r1.rl.outputs import add_advantages, is_on_policy
-from lmm_r1.rl.samples import TrainingSample
+from lmm_r1.rl.samples import Pass, TrainingSample, tree_tokens
 
 SETTINGS = table("rl/outputs", "settings")
 

@@ -10,9 +10,8 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.tools.planning import choices
 from lmm_r1.tools.planning.choices import choices_line, chosen, filled, refuse_excess
-from lmm_r1.tools.planning.estimates import GIB, Machine, PassEstimate
 from lmm_r1.tools.planning.pass_memory import ModelSize, TrainedStates
-from lmm_r1.tools.planning.plan import Device, Plan, PlannedEngine, PlannedModel
+from lmm_r1.tools.planning.plan import GIB, Device, Machine, PassEstimate, Plan, PlannedEngine, PlannedModel
 from lmm_r1.tools.planning.run_plan import ordinary_tokens
 
 LAYERS = 36

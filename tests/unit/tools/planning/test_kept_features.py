@@ -2,7 +2,7 @@ import pytest
 
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.models.loading import LoadSettings
-from lmm_r1.tools.planning.estimates import GIB, ModelSettings, PlanImage, kept_bytes
+from lmm_r1.tools.planning.plan import GIB, ModelSettings, PlanImage, kept_bytes
 
 IMAGE = PlanImage(token_ids=tuple(range(100)), media=None)
 

@@ -8,9 +8,8 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.tools.planning.choices import refuse_excess
-from lmm_r1.tools.planning.estimates import GIB, Machine, PassEstimate
 from lmm_r1.tools.planning.pass_memory import ModelSize, TrainedStates
-from lmm_r1.tools.planning.plan import Device, Plan, PlannedEngine, PlannedModel
+from lmm_r1.tools.planning.plan import GIB, Device, Machine, PassEstimate, Plan, PlannedEngine, PlannedModel
 
 SIZE = ModelSize(
     parameters=GIB, weight_bytes=2 * GIB, trained=GIB, trained_bytes=2 * GIB, largest_trained=0, matrices=GIB
