@@ -1,7 +1,6 @@
 """Judges answers that are bounding boxes by their intersection over union (IoU) with those of the label.
 
-python -m remote_rm.box_verifier --port 5000
-python -m remote_rm.box_verifier --iou-threshold 0.75 --match-labels
+python -m remote_rm box --iou-threshold 0.75 --match-labels
 
 Boxes are `[x0, y0, x1, y1]`, JSON with `bbox_2d`, `bbox` or `box` and a `label` (Qwen2.5-VL, Mini-o3), or Qwen2-VL's
 `<|object_ref_start|>cat<|object_ref_end|><|box_start|>(x0,y0),(x1,y1)<|box_end|>`, with or without these tokens.
@@ -15,10 +14,8 @@ from functools import lru_cache
 from math import fsum, inf
 from typing import ClassVar
 
-from remote_rm import registry
 from remote_rm.answer_verifier import Grade, GradedVerifier, finite_number, is_matchable, setting
 from remote_rm.answers.extraction import concluding_text
-from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item
 
 MAX_CHARS = 20_000
@@ -311,10 +308,3 @@ def _golds(label: str, *, xywh: bool) -> list[Box] | None:
     """The boxes of a label; None if it has none, or one is not a box. Cached for the rest of the group."""
     boxes = boxes_in(label, xywh=xywh)
     return boxes if boxes is not None and all(box.corners is not None for box in boxes) else None
-
-
-VERIFIER = BoxVerifier
-reward_func = reward_func_of("box")
-
-if __name__ == "__main__":
-    registry.run("box", None, prog="python -m remote_rm.box_verifier")

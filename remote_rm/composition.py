@@ -1,7 +1,7 @@
 """A verifier made of others: their weighted sum, or the one that each label names, or both.
 
-python -m remote_rm.composition --part math=1.0 --part format=0.5
-python -m remote_rm.composition --select math --select choice --part format=0.5    # labels: `choice: B`, `math: 42`
+python -m remote_rm composition --part math=1.0 --part format=0.5
+python -m remote_rm composition --select math --select choice --part format=0.5    # labels: `choice: B`, `math: 42`
 """
 
 import argparse
@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, finite_number
 from remote_rm.registry import get_verifier
-from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import AskingVerifier, Item, Score, Verifier
 
 if TYPE_CHECKING:
@@ -148,10 +146,3 @@ class Composition:
     def from_arguments(cls, args: argparse.Namespace) -> "Self":
         """Return the verifier that the flags describe; raises ValueError for a part that is none."""
         return cls(parts=tuple(map(part_from, args.part or ())), select=tuple(map(part_from, args.select or ())))
-
-
-VERIFIER = Composition
-reward_func = reward_func_of("composition")
-
-if __name__ == "__main__":
-    registry.run("composition", None, prog="python -m remote_rm.composition")

@@ -1,15 +1,10 @@
-"""Judges answers by how many characters they are away from the label: ANLS (Biten et al. 2019, arXiv 1905.13648).
-
-python -m remote_rm.edit_distance_verifier --port 5000
-"""
+"""Judges answers by how many characters they are away from the label: ANLS (Biten et al. 2019, arXiv 1905.13648)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remote_rm import registry
 from remote_rm.answer_verifier import Grade, GradedVerifier, finite_number, setting
 from remote_rm.answers.accuracy import listed_golds
-from remote_rm.reward_function import reward_func_of
 
 MAX_CHARS = 10_000
 """A longer answer is wrong, and a longer label is ungradable."""
@@ -69,13 +64,6 @@ def _golds(label: str) -> list[str]:
 
 def _folded(text: str) -> str:
     return " ".join(text.lower().split())
-
-
-VERIFIER = EditDistanceVerifier
-reward_func = reward_func_of("edit_distance")
-
-if __name__ == "__main__":
-    registry.run("edit_distance", None, prog="python -m remote_rm.edit_distance_verifier")
 
 
 def edit_distance(one: str, other: str) -> int:

@@ -1,16 +1,11 @@
-"""Judges only the format: exactly one think block, then exactly one answer block.
-
-python -m remote_rm.format_verifier --port 5000
-"""
+"""Judges only the format: exactly one think block, then exactly one answer block."""
 
 import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from remote_rm import registry
 from remote_rm.answer_verifier import finite_number
 from remote_rm.responses import format_score
-from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item, Score
 
 if TYPE_CHECKING:
@@ -52,10 +47,3 @@ class FormatVerifier:
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> "Self":
         return cls(weight=args.format_weight)
-
-
-VERIFIER = FormatVerifier
-reward_func = reward_func_of("format")
-
-if __name__ == "__main__":
-    registry.run("format", None, prog="python -m remote_rm.format_verifier")

@@ -1,6 +1,6 @@
 r"""Judges answers that are several values, in order or (`--unordered`) in any order.
 
-python -m remote_rm.list_verifier --unordered --port 5000
+python -m remote_rm list --unordered --port 5000
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, is_matchable, setting
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_gradable
@@ -17,7 +16,6 @@ from remote_rm.answers.lexer import Token, introductions
 from remote_rm.answers.notation import elements
 from remote_rm.answers.reading import enclosing_delimiters, normalize
 from remote_rm.answers.statement import is_prose, read
-from remote_rm.reward_function import reward_func_of
 
 MAX_CHARS = 1000
 """A longer answer is wrong, and a longer label is ungradable."""
@@ -90,10 +88,3 @@ class ListVerifier(AnswerVerifier):
         if self.unordered:
             return any_of([_same_in_any_order(items, gold, equal) for items in candidates])
         return any_of([all_of(list(map(equal, items, gold))) for items in candidates])
-
-
-VERIFIER = ListVerifier
-reward_func = reward_func_of("list")
-
-if __name__ == "__main__":
-    registry.run("list", None, prog="python -m remote_rm.list_verifier")

@@ -1,13 +1,12 @@
 """Judges answers by a language model behind an OpenAI-compatible chat endpoint, and by a rule if it is not asked.
 
-python -m remote_rm.llm_judge_verifier --judge-url http://127.0.0.1:8000/v1 --judge-model Qwen/Qwen3-8B --port 5000
+python -m remote_rm llm_judge --judge-url http://127.0.0.1:8000/v1 --judge-model Qwen/Qwen3-8B --port 5000
 """
 
 import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, setting
 from remote_rm.registry import get_verifier, positive
 from remote_rm.verifier import Item, Score
@@ -112,9 +111,3 @@ class LlmJudge(AnswerVerifier):
             await asker.check()
         finally:
             await asker.close()
-
-
-VERIFIER = LlmJudge
-
-if __name__ == "__main__":
-    registry.run("llm_judge", None, prog="python -m remote_rm.llm_judge_verifier")

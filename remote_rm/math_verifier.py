@@ -37,7 +37,6 @@ class MathVerifier(AnswerVerifier):
         return is_gradable(label)
 
 
-VERIFIER = MathVerifier
 reward_func = reward_func_of("math")
 
 if __name__ == "__main__":

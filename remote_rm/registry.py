@@ -19,35 +19,33 @@ LIKENESS = 0.8
 """Share of letters that a name has in common with the one that it is taken for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Registration:
-    """A verifier's module and purpose."""
+    """A verifier's class and purpose."""
 
-    module: str
-    """Has the verifier's class as `VERIFIER`, and its `reward_func`."""
+    place: str
+    """MODULE:CLASS in this package."""
     purpose: str
 
 
 VERIFIERS = {
-    "math": Registration(module="remote_rm.math_verifier", purpose="mathematical answers of any kind"),
-    "choice": Registration(
-        module="remote_rm.choice_verifier", purpose="the letter of a multiple-choice answer, A to J"
-    ),
-    "number": Registration(module="remote_rm.number_verifier", purpose="one number, to the precision of the label"),
-    "exact": Registration(module="remote_rm.exact_verifier", purpose="the same text, character by character"),
-    "list": Registration(module="remote_rm.list_verifier", purpose="several values, in order or in any order"),
-    "box": Registration(module="remote_rm.box_verifier", purpose="bounding boxes, by how much they overlap"),
+    "math": Registration("math_verifier:MathVerifier", "mathematical answers of any kind"),
+    "choice": Registration("short_verifiers:ChoiceVerifier", "the letter of a multiple-choice answer, A to J"),
+    "number": Registration("short_verifiers:NumberVerifier", "one number, to the precision of the label"),
+    "exact": Registration("short_verifiers:ExactVerifier", "the same text, character by character"),
+    "list": Registration("list_verifier:ListVerifier", "several values, in order or in any order"),
+    "box": Registration("box_verifier:BoxVerifier", "bounding boxes, by how much they overlap"),
     "edit_distance": Registration(
-        module="remote_rm.edit_distance_verifier", purpose="a text, by how many characters are different (ANLS)"
+        "edit_distance_verifier:EditDistanceVerifier", "a text, by how many characters are different (ANLS)"
     ),
-    "vqa": Registration(module="remote_rm.vqa_verifier", purpose="the answers of several people (VQA accuracy)"),
-    "sokoban": Registration(module="remote_rm.sokoban", purpose="moves that solve the level of Sokoban in the label"),
-    "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
+    "vqa": Registration("vqa_verifier:VqaVerifier", "the answers of several people (VQA accuracy)"),
+    "sokoban": Registration("sokoban:SokobanVerifier", "moves that solve the level of Sokoban in the label"),
+    "format": Registration("format_verifier:FormatVerifier", "one think block, then one answer block"),
     "llm_judge": Registration(
-        module="remote_rm.llm_judge_verifier", purpose="a language model behind a chat endpoint, and a rule beside it"
+        "llm_judge_verifier:LlmJudge", "a language model behind a chat endpoint, and a rule beside it"
     ),
     "composition": Registration(
-        module="remote_rm.composition", purpose="a weighted sum of verifiers, or a verifier chosen by each label"
+        "composition:Composition", "a weighted sum of verifiers, or a verifier chosen by each label"
     ),
 }
 
@@ -58,7 +56,8 @@ def verifier_class(name: str) -> type[Any]:
         match = difflib.get_close_matches(name, VERIFIERS, n=1, cutoff=LIKENESS)
         hint = f"did you mean {match[0]}? " if match else ""
         raise ValueError(f"unknown verifier {name!r}; {hint}Known are {', '.join(VERIFIERS)}")
-    return importlib.import_module(VERIFIERS[name].module).VERIFIER
+    module, _, name = VERIFIERS[name].place.partition(":")
+    return getattr(importlib.import_module(f"remote_rm.{module}"), name)
 
 
 def get_verifier(name: str, **settings: Any) -> Verifier:

@@ -1,8 +1,6 @@
 """Sokoban: levels and moves as text, what moves do, a search for the shortest solution, and the verifier of moves.
 
 `<answer>Left, Up, Up</answer>` is right if it solves the level in the label.
-
-python -m remote_rm.sokoban --port 5000
 """
 
 import re
@@ -13,10 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal, get_args
 
-from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, setting
 from remote_rm.registry import positive
-from remote_rm.reward_function import reward_func_of
 
 Move = Literal["Left", "Up", "Right", "Down"]
 MOVES: tuple[Move, ...] = get_args(Move)
@@ -273,10 +269,3 @@ def _level(label: str) -> Level | None:
     except ValueError:
         return None
     return None if level.is_solved else level
-
-
-VERIFIER = SokobanVerifier
-reward_func = reward_func_of("sokoban")
-
-if __name__ == "__main__":
-    registry.run("sokoban", None, prog="python -m remote_rm.sokoban")

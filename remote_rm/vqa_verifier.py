@@ -1,7 +1,6 @@
 """Judges answers by how many of the people who were asked gave them: the VQA accuracy (Antol et al. 2015, arXiv 1505.00468).
 
-python -m remote_rm.vqa_verifier --port 5000
-python -m remote_rm.vqa_verifier --accuracy-weight 0.5 --soft-weight 0.5
+python -m remote_rm vqa --accuracy-weight 0.5 --soft-weight 0.5
 """
 
 import re
@@ -12,11 +11,9 @@ from functools import lru_cache
 from statistics import fmean
 from typing import ClassVar
 
-from remote_rm import registry
 from remote_rm.answer_verifier import Grade, GradedVerifier, finite_number, setting
 from remote_rm.answers.accuracy import listed_golds
 from remote_rm.edit_distance_verifier import similarity
-from remote_rm.reward_function import reward_func_of
 
 PEOPLE = 10
 """So many answers have the questions of VQA; the mean over every nine of them is taken."""
@@ -140,10 +137,3 @@ def _golds(label: str) -> tuple[str, ...]:
     """The normalised answers that are not empty. Cached for the other samples of the group."""
     golds = tuple(map(normalize_answer, listed_golds(label))) if len(label) <= MAX_LABEL_CHARS else ()
     return golds if any(golds) else ()
-
-
-VERIFIER = VqaVerifier
-reward_func = reward_func_of("vqa")
-
-if __name__ == "__main__":
-    registry.run("vqa", None, prog="python -m remote_rm.vqa_verifier")

@@ -1,12 +1,8 @@
 """What every registered verifier keeps to: in-process, over HTTP, and as OpenRLHF's reward_func file."""
 
-import importlib.util
 import json
 import pickle
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -18,6 +14,7 @@ from remote_rm.answer_verifier import Weights
 from remote_rm.composition import Composition, part_from
 from remote_rm.llm_judge_verifier import PARTS, LlmJudge
 from remote_rm.registry import VERIFIERS, get_verifier
+from remote_rm.reward_function import reward_func_of
 from remote_rm.service.app import create_app
 from remote_rm.service.pool import QUICK_CHARS
 from remote_rm.verifier import Item, Verifier
@@ -101,14 +98,6 @@ def wrong_response(case: str) -> str:
 
 def item(response: str, label: str) -> Item:
     return Item(prompt="p", response=response, label=label)
-
-
-def reward_func_in(path: Path) -> Callable[..., dict[str, Any]]:
-    """Load a file as OpenRLHF's executor does: under a name of its own, and not into sys.modules."""
-    spec = importlib.util.spec_from_file_location("reward_func", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.reward_func
 
 
 @REGISTERED
@@ -231,9 +220,9 @@ def test_the_application_serves_it(case):
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS if name != "llm_judge"])
-def test_its_module_is_a_reward_func_file(name):
+def test_it_is_a_reward_function(name):
     _, label, right, _, full, parts = CASES[name]
-    reward_func = reward_func_in(Path(importlib.import_module(VERIFIERS[name].module).__file__))
+    reward_func = reward_func_of(name)
     query = f"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{formatted(right)}<|im_end|>"
     reply = reward_func([query, f"p{wrong_response(name)}"], ["p", "p"], [label, label])
     assert (reply["rewards"], reply["scores"]) == ([full, 0.0], [1.0, 0.0])

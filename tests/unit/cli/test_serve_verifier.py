@@ -9,10 +9,10 @@ from remote_rm.answer_verifier import Weights
 from remote_rm.box_verifier import BoxVerifier
 from remote_rm.composition import Composition, part_from
 from remote_rm.edit_distance_verifier import EditDistanceVerifier
-from remote_rm.exact_verifier import ExactVerifier
 from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.registry import VERIFIERS
+from remote_rm.short_verifiers import ExactVerifier
 from remote_rm.vqa_verifier import VqaVerifier
 
 

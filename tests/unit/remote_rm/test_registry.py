@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from remote_rm.composition import Composition, part_from
-from remote_rm.exact_verifier import ExactVerifier
 from remote_rm.registry import VERIFIERS, get_verifier
+from remote_rm.short_verifiers import ExactVerifier
 from remote_rm.verifier import Item
 
 

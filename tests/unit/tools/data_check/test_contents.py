@@ -124,7 +124,7 @@ def test_a_level_is_solved_for_its_answer():
 
 
 def test_what_a_verifier_does_not_take_for_right_is_told_in_words(monkeypatch):
-    from remote_rm.exact_verifier import ExactVerifier
+    from remote_rm.short_verifiers import ExactVerifier
 
     monkeypatch.setattr(ExactVerifier, "matches", lambda self, answer, label: answer != "5")
     (finding,) = findings("exact", "4", "5")
