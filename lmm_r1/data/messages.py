@@ -214,6 +214,8 @@ class Message:
     parts: tuple[Part, ...]
     loss: bool | None = None
     """Whether the row says that SFT trains on the turn, or does not; None if it does not say."""
+    thought: str | None = None
+    """A thought that the chat template writes before the parts, without its tags; in rows, thoughts are in the parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +359,12 @@ def describe_video(part: VideoPart) -> str | list[str]:
 
 def to_chat(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the form for chat templates: `[text]` → `"text"`; `[image, text]` → `[{"type": "image"}, {"type": "text", ...}]`."""
-    return [{"role": message.role, "content": _content(message, with_sources=False)} for message in messages]
+    chat: list[dict[str, object]] = []
+    for message in messages:
+        chat.append({"role": message.role, "content": _content(message, with_sources=False)})
+        if message.thought is not None:
+            chat[-1]["reasoning_content"] = message.thought
+    return chat
 
 
 def to_json(messages: Sequence[Message]) -> str:

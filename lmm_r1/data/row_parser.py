@@ -22,6 +22,7 @@ from lmm_r1.data.formats.row_format import (
     MESSAGE,
     ROW,
     TEXT_PART,
+    THOUGHTS,
     VIDEO_SOURCES,
     AskedFields,
     Column,
@@ -29,6 +30,7 @@ from lmm_r1.data.formats.row_format import (
     Columns,
     RowFields,
     RowFormat,
+    as_thought,
     check_keys,
     is_empty,
     loss_mark,
@@ -246,11 +248,12 @@ class RecordParser:
         if self.names.asked_only and role == "assistant":
             content = content or ""
         if isinstance(content, str):
-            parts = [TextPart(content)] if role == "assistant" else self.tagged(content)
+            parts: list[Part] = [TextPart(content)] if role == "assistant" else self.tagged(content)
         elif isinstance(content, Sequence) and not isinstance(content, bytes):
             parts = [self.part(part, where=f"{where}, part {number}") for number, part in enumerate(content, start=1)]
         else:
             self.fail(f'{where} ({role}) needs a "content" that is text or a list of parts')
+        parts = self.with_thought(parts, item, where=f"{where} ({role})")
         loss = loss_mark(item, self.columns, where=f"{where} ({role})")
         if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
             if (is_last or role == "user") and not self.names.asked_only:
@@ -262,6 +265,20 @@ class RecordParser:
             if isinstance(part, TextPart):
                 self.check_characters(part.text, where=f"{where} ({role})")
         return Message(role=role, parts=tuple(parts), loss=loss)
+
+    def with_thought(self, parts: list[Part], item: Mapping[str, Any], *, where: str) -> list[Part]:
+        """Return the parts of a message after its thought in a key of its own; raises UserError for two thoughts."""
+        found = {key: item[key] for key in THOUGHTS if not is_empty(item.get(key))}
+        if not found:
+            return parts
+        key, thought = next(iter(found.items()))
+        if item["role"] != "assistant" or not all(isinstance(one, str) for one in found.values()):
+            self.fail(f'{where} has "{key}", which must be the text of an assistant\'s thought; remove it')
+        text, rest = (parts[0].text, parts[1:]) if parts and isinstance(parts[0], TextPart) else ("", parts)
+        has_own = text.lstrip().startswith("<think>")
+        if any(one.strip() not in (text if has_own else thought) for one in found.values()):
+            self.fail(f'{where} has two thoughts, in "{key}" and elsewhere; keep one')
+        return parts if has_own else [TextPart(as_thought(thought) + text), *rest]
 
     def check_characters(self, text: str, *, where: str) -> None:
         """Raise UserError for a lone surrogate, which would end a training with a traceback."""

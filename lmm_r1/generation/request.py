@@ -24,7 +24,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings, TokenEngine
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
-from lmm_r1.lmm_kits.encoding import with_system_placed
+from lmm_r1.lmm_kits.encoding import with_system_placed, with_thoughts_apart
 from lmm_r1.models.rope_scaling import tell_factors
 from remote_rm.responses import THINK
 
@@ -103,7 +103,8 @@ class PromptCodec:
             parts = [part for message in row.messages for part in message.parts]
             return "".join(part.text for part in parts if isinstance(part, TextPart))
         try:
-            messages = with_system_placed(self.kit, self.processor, row.messages)
+            placed = with_system_placed(self.kit, self.processor, row.messages)
+            messages = with_thoughts_apart(self.kit, self.processor, placed)
             text = self.kit.chat_text(self.processor, messages, add_generation_prompt=True)
         except UserError as error:
             raise UserError(f"{row.location}: {error}") from error

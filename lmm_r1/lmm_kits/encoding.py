@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import jinja2
@@ -325,6 +325,8 @@ MARK = "\ue000lmm-r1\ue001"
 # A special token of the copy, which marks the beginning and the end of a text.
 BORDER = "\ue000lmm-r1 border\ue001"
 _PROBE = "lmm-r1"
+_OPENED = re.compile(rf"({BORDER})(<think>\s*)(?=.*</think>)", re.DOTALL)
+_THOUGHT = re.compile(r"\s*(?:<think>)?((?:(?!<think>).)*?)</think>(.*)", re.DOTALL)
 
 
 @dataclass(kw_only=True)
@@ -335,6 +337,8 @@ class _Known:
     control_ids: frozenset[int]
     takes_system: bool
     """Whether its chat template writes system turns."""
+    thoughts: Literal["kept", "rewritten", "apart", "dropped"]
+    """What its chat template does with a thought in an answer's text; `apart`: it writes only those that it gets apart."""
     copied: Processor | None = None
     """A copy of its processor whose tokenizer removes marks, made when it is first needed."""
 
@@ -359,9 +363,8 @@ def as_text(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> t
     control = control_texts(kit, processor)
     messages = with_system_placed(kit, processor, messages)
     marked = [_marked_message(message, control) for message in messages]
-    if all(one is other for one, other in zip(marked, messages, strict=True)):
-        return processor, messages
-    return _copied(kit, processor), marked
+    unmarked = all(one is other for one, other in zip(marked, messages, strict=True))
+    return processor if unmarked else _copied(kit, processor), with_thoughts_apart(kit, processor, marked)
 
 
 def as_plain_prompt(kit: LmmKit, processor: Processor, message: Message) -> tuple[Processor, str]:
@@ -395,7 +398,9 @@ def as_bordered_text(
     """
     control, own = control_texts(kit, processor), _copied(kit, processor)
     messages = with_system_placed(kit, processor, messages)
-    bordered = [_bordered(_marked_message(message, control)) for message in messages]
+    kept = _known(kit, processor).thoughts == "kept"
+    bordered = [_bordered(_marked_message(message, control), keeps_thoughts=kept) for message in messages]
+    bordered = [*with_thoughts_apart(kit, processor, bordered)]
     return own, bordered, kit.tokenizer_of(own).convert_tokens_to_ids(BORDER)
 
 
@@ -405,6 +410,27 @@ def with_system_placed(kit: LmmKit, processor: Processor, messages: Sequence[Mes
         return messages
     system, user, *others = messages
     return [replace(user, parts=merged_texts((*system.parts, TextPart("\n\n"), *user.parts))), *others]
+
+
+def with_thoughts_apart(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages with the thoughts that open the model's turns apart, if the chat template wants them so."""
+    found = [_thought_of(message) for message in messages]
+    if not any(found) or _known(kit, processor).thoughts != "apart":
+        return messages
+    return [
+        replace(message, thought=thought[1], parts=(TextPart(thought[2]), *message.parts[1:])) if thought else message
+        for message, thought in zip(messages, found, strict=True)
+    ]
+
+
+def drops_thought(kit: LmmKit, processor: Processor, message: Message) -> bool:
+    """Return whether a turn of the model has a thought that the chat template does not write."""
+    return _thought_of(message) is not None and _known(kit, processor).thoughts == "dropped"
+
+
+def _thought_of(message: Message) -> re.Match[str] | None:
+    first = message.parts[0] if message.role == "assistant" and message.parts else None
+    return _THOUGHT.fullmatch(first.text) if isinstance(first, TextPart) else None
 
 
 def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:
@@ -452,12 +478,15 @@ def _marked(text: str, control: re.Pattern[str]) -> str:
     return MARK.join([*pieces, text[start:]])
 
 
-def _bordered(message: Message) -> Message:
+def _bordered(message: Message, *, keeps_thoughts: bool) -> Message:
     """Return a model's turn with borders at its texts if it also has images or videos; other messages stay as they are."""
     if message.role != "assistant" or all(isinstance(part, TextPart) for part in message.parts):
         return message
-    parts = tuple(_with_borders(part) if isinstance(part, TextPart) else part for part in message.parts)
-    return replace(message, parts=parts)
+    parts = [_with_borders(part) if isinstance(part, TextPart) else part for part in message.parts]
+    if isinstance(parts[0], TextPart) and not keeps_thoughts:
+        # The template writes the tag itself.
+        parts[0] = TextPart(_OPENED.sub(r"\2\1", parts[0].text))
+    return replace(message, parts=tuple(parts))
 
 
 def _with_borders(part: TextPart) -> TextPart:
@@ -473,7 +502,8 @@ def _known(kit: LmmKit, processor: Processor) -> _Known:
         control = _control(kit, processor, turns)
         added = tokenizer.added_tokens_decoder.items()
         ids = frozenset(number for number, token in added if control.fullmatch(token.content))
-        _KNOWN[tokenizer] = _Known(control=control, control_ids=ids, takes_system=takes_system)
+        thoughts = _way_of_thoughts(kit, processor)
+        _KNOWN[tokenizer] = _Known(control=control, control_ids=ids, takes_system=takes_system, thoughts=thoughts)
     return _KNOWN[tokenizer]
 
 
@@ -509,6 +539,22 @@ def _turn_tokens(kit: LmmKit, processor: Processor) -> tuple[set[str], bool]:
         places = (at_end.search(before), at_start.match(after), at_start.match(opened.removeprefix(closed)))
         found |= {place[1] for place in places if place is not None}
     return found, _PROBE in written
+
+
+def _way_of_thoughts(kit: LmmKit, processor: Processor) -> Literal["kept", "rewritten", "apart", "dropped"]:
+    thought, written = f"<think>{_PROBE}</think>12", re.compile(rf"<think>\s*{_PROBE}\s*</think>\s*12")
+    texts = []
+    for said in (_said("assistant", thought), replace(_said("assistant", "12"), thought=_PROBE)):
+        try:
+            texts.append(kit.chat_text(processor, [_said("user", "?"), said], add_generation_prompt=False))
+        except (UserError, jinja2.TemplateError):
+            texts.append("")
+    inside, apart = (text.count("<think>") == 1 and written.search(text) is not None for text in texts)
+    if apart and not inside:
+        return "apart"
+    if texts[0] and _PROBE not in texts[0]:
+        return "dropped"
+    return "rewritten" if inside and thought not in texts[0] else "kept"
 
 
 def _said(role: str, text: str) -> Message:

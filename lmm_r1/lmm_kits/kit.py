@@ -247,7 +247,8 @@ class LmmKit(KitFacts, ABC):
         """
         check_typed_media(messages, media_texts=self.media_texts(processor))
         text = self.apply_template(processor, messages, add_generation_prompt=add_generation_prompt)
-        check_placeholders(self.images_written(processor, text), given=len(images_of(messages)), kind="images")
+        if self.takes_images:
+            check_placeholders(self.images_written(processor, text), given=len(images_of(messages)), kind="images")
         if self.takes_videos:
             check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
         if self.template_leaves_turn_open and not add_generation_prompt and messages[-1].role == "assistant":

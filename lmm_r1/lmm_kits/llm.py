@@ -20,9 +20,9 @@ from transformers import (
     Qwen2Config,
 )
 
-from lmm_r1.data.messages import Message, TextPart
+from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import check_chat
+from lmm_r1.lmm_kits.encoding import check_chat, joined_texts
 from lmm_r1.lmm_kits.kit import LmmKit, RouterScores
 from lmm_r1.lmm_kits.tiny_model import TinyModelSpec, TinyTokens, chatml, text_settings
 
@@ -94,13 +94,9 @@ class LanguageModelKit(LmmKit):
     def tokenizer_of(self, processor: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         return processor
 
-    def chat_text(
-        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
+    def template_turns(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         # Chat templates of language models take only strings; text parts are joined as vLLM's server joins them.
-        texts = ([part.text for part in turn.parts if isinstance(part, TextPart)] for turn in messages)
-        chat = [{"role": turn.role, "content": "\n".join(said)} for turn, said in zip(messages, texts, strict=True)]
-        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return joined_texts(messages, separator="\n")
 
     def placeholder_ids(self, processor: PreTrainedTokenizerBase) -> frozenset[int]:
         return frozenset()

@@ -13,7 +13,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import bordered_ids, encode_row, outlined_row, plain_ids
-from lmm_r1.lmm_kits.encoding import control_ids, placed
+from lmm_r1.lmm_kits.encoding import control_ids, drops_thought, placed
 from lmm_r1.models.packed.packing import ModelSample
 
 # How SentencePiece writes a space; some tokenizers put one before each piece of text.
@@ -166,6 +166,11 @@ def _begins(ids: Sequence[int], part: Sequence[int]) -> bool:
 def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
     """Return [start, end) of an assistant turn with its end token, in the ids with one placeholder per medium."""
     ids = whole.engine_token_ids
+    if drops_thought(kit, processor, row.messages[turn]):
+        raise UserError(
+            f"{row.location}: the chat template drops the thought of message {turn + 1}, which would not be learned; give "
+            "another template by --data.tokenizer_chat_template"
+        )
     with placed(row.location):
         before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)
         through = (
@@ -185,7 +190,8 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPro
     if not (_begins(ids, before) and _begins(ids, through)):
         raise RewrittenHistory(
             f"{row.location}: the chat template writes the messages up to {turn + 1} differently when more follow, so "
-            "the tokens of that turn cannot be told apart; a training takes another template by --data.tokenizer_chat_template"
+            "the tokens of that turn cannot be told apart (does it drop earlier thoughts? with {%- set preserve_thinking = true "
+            "%} in front it may keep them); a training takes another template by --data.tokenizer_chat_template"
         )
     start, end = len(before), len(through)
     tokenizer = kit.tokenizer_of(processor)

@@ -75,7 +75,8 @@ def test_generation_takes_the_likeliest_token_of_each_forward_pass(
         ended = ids[-1] in engine.stop_token_ids
         expected = engine.codec.completion(ids, "stop" if ended else "length")
         encoded = engine.codec.encode(row)
-        assert outcome.completions == (replace(expected, image_scales=encoded.image_scales),)
+        begun = engine.codec.begun_with(row, encoded.engine_token_ids) + expected.text
+        assert outcome.completions == (replace(expected, text=begun, image_scales=encoded.image_scales),)
         written.update(ids)
         # The same, alone and handed on piece by piece.
         pieces: list[str] = []

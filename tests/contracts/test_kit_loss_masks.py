@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.conversations import clip, message, picture
+from helpers.conversations import as_written, clip, message, picture
 from helpers.conversations import row as row_of
 from helpers.tables import kits_with
 
@@ -23,6 +23,9 @@ REFUSING = ("glm4v", "glm4v_moe")
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(3, 112, 84)
 ASKED = message("user", WIDE, "Draw it in blue.")
 BEGINNING, MIDDLE, END = "Here it is:", "7 < 8. Frame1: <0.5 seconds>", "Done."
+THOUGHT = "<think> 1 < 2\n</think>"
+# Of a turn that begins with a medium.
+FIRST = "|"
 
 
 def samples_of(checkpoint: Checkpoint, row: Row, **settings: bool) -> SFTSample:
@@ -40,7 +43,10 @@ def learnt(checkpoint: Checkpoint, sample: SFTSample) -> str:
 
 
 def said(checkpoint: Checkpoint, *turns: str) -> str:
-    return "".join("".join(turn.split()) + checkpoint.tokenizer.eos_token for turn in turns)
+    """The texts that are learnt of turns, without spaces; what a template writes before a medium at the beginning is not."""
+    name = checkpoint.kit.model_type
+    written = (turn.removeprefix(FIRST) if turn.startswith(FIRST) else as_written(name, turn) for turn in turns)
+    return "".join("".join(turn.split()) + checkpoint.tokenizer.eos_token for turn in written)
 
 
 def turns_with(medium: ImagePart | VideoPart | object) -> dict[str, list[Message]]:
@@ -48,9 +54,10 @@ def turns_with(medium: ImagePart | VideoPart | object) -> dict[str, list[Message
     return {
         BEGINNING + END: [message("assistant", BEGINNING, medium, END)],
         BEGINNING: [message("assistant", BEGINNING, medium)],
-        END: [message("assistant", medium, END)],
+        FIRST + END: [message("assistant", medium, END)],
         BEGINNING + MIDDLE + END: [message("assistant", f"{BEGINNING}\n", medium, MIDDLE, medium, f"\n{END}")],
-        f"{END}": [message("assistant", medium, medium, f"  {END}")],
+        f"{FIRST} {END}": [message("assistant", medium, medium, f"  {END}")],
+        f"{THOUGHT}{END}{MIDDLE}": [message("assistant", f"{THOUGHT} {END}", medium, MIDDLE)],
     }
 
 
@@ -59,7 +66,7 @@ def check(checkpoint: Checkpoint, medium: object) -> None:
         first, last = message("assistant", medium, MIDDLE), message("assistant", END)
         row = row_of(ASKED, first, message("user", "And ", medium, "?"), answer, message("user", WIDE), last)
         sample = samples_of(checkpoint, row)
-        assert learnt(checkpoint, sample) == said(checkpoint, MIDDLE, text, END)
+        assert learnt(checkpoint, sample) == said(checkpoint, FIRST + MIDDLE, text, END)
         short = samples_of(checkpoint, row_of(ASKED, answer), every_turn=False)
         assert learnt(checkpoint, short) == said(checkpoint, text)
         learnt(checkpoint, samples_of(checkpoint, row, every_token=True))
@@ -96,7 +103,7 @@ def test_of_pairs_whose_answers_have_images_the_loss_takes_the_words(name, tiny_
     )
     pair = encode_pair(row, kit=checkpoint.kit, processor=checkpoint.processor, max_len=100_000)
     assert learnt(checkpoint, pair.chosen) == said(checkpoint, BEGINNING + END)
-    assert learnt(checkpoint, pair.rejected) == said(checkpoint, MIDDLE)
+    assert learnt(checkpoint, pair.rejected) == said(checkpoint, FIRST + MIDDLE)
 
 
 @pytest.mark.parametrize("name", [name for name in IMAGE_KITS if name not in REFUSING])

@@ -388,8 +388,8 @@ def test_supervised_training_learns_the_assistants_words_and_the_end_token_alone
         message("assistant", "<answer>47</answer>\n"),
     ]
     end = loaded.tokenizer.eos_token
-    first = f"{as_written(name, '')}<think>easy</think><answer>46</answer>{end}"
-    last = f"{as_written(name, '')}<answer>47</answer>{'' if name in TRIMMING else chr(10)}{end}"
+    first = as_written(name, "<think>easy</think><answer>46</answer>") + end
+    last = as_written(name, f"<answer>47</answer>{'' if name in TRIMMING else chr(10)}") + end
     assert loss_text(loaded, messages, every_turn=False) == last
     assert loss_text(loaded, messages, every_turn=True) == first + last
 

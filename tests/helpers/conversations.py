@@ -35,6 +35,10 @@ def message(role: str, *parts: str | Image.Image | ImagePart | VideoPart) -> Mes
 
 def as_written(name: str, text: str) -> str:
     """Return what the model generates where the chat template of a kit writes a text as an assistant's."""
+    if name.startswith("qwen3_5"):
+        # The prompt opens a thought.
+        thought, _, said = text.strip().removeprefix("<think>").rpartition("</think>")
+        return thought.strip() + "\n</think>\n\n" + said.lstrip("\n")
     return f" {text}" if name in SPACED else text
 
 

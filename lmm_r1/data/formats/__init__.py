@@ -30,6 +30,7 @@ from lmm_r1.data.formats.row_format import (
     RowFields,
     RowFormat,
     Unreadable,
+    as_thought,
     is_empty,
 )
 from lmm_r1.errors import UserError
@@ -71,16 +72,13 @@ def _flat(columns: Columns) -> RowFields:
     prompt = prompt_of(columns, images=images)
     answer, solution = gold_answer(columns, *_ANSWERS), columns.take("solution")
     worked = solution if solution.value is not None else columns.answer(*_ANSWERS)
-    # R1-V's traces.
-    if (thinking := columns.text("thinking")) is not None and not is_empty(worked.value):
-        worked = replace(worked, value=f"{thinking}\n\n{worked.value}")
     return RowFields(
         messages=prompt,
         answer=answer,
         images=images,
         videos=columns.videos(*VIDEOS),
         datasource=columns.datasource(*DATASOURCE),
-        response=worked,
+        response=_with_thought(columns, worked),
     )
 
 
@@ -114,8 +112,18 @@ def _pairs(columns: Columns) -> RowFields:
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
-        response=response,
+        response=_with_thought(columns, response),
     )
+
+
+def _with_thought(columns: Columns, response: Column) -> Column:
+    """Return a response after the thought in a column of its own, as R1-V's traces have it."""
+    thought = columns.text("thinking", "reasoning_content")
+    if thought is None or is_empty(response.value):
+        return response
+    if isinstance(response.value, Mapping):
+        return replace(response, value={"thinking": thought, **response.value})
+    return replace(response, value=f"{as_thought(thought)}\n\n{response.value}")
 
 
 def _response(columns: Columns) -> Column:

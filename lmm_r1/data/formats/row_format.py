@@ -302,7 +302,9 @@ _MARKED, _CONTENT = "mark the whole turn", "write it into the content"
 _SETTINGS = "chat_template_kwargs template_kwargs chat_template mm_processor_kwargs enable_thinking"
 _CLIP = "video_start video_end start end start_time end_time start_frame end_frame sample_fps raw_fps video_fps video_metadata"
 _SIZE = "nframes num_frames min_frames total_pixels resized_height resized_width"
-_THOUGHTS = "reasoning_content reasoning reasoning_details thinking thinking_blocks thought thoughts refusal"
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of an assistant's message that hold its thought as text."""
+_THOUGHTS = "reasoning_details thinking_blocks thought thoughts refusal"
 _MEDIA = "audio audios image images video videos objects documents"
 ROW, MESSAGE, TEXT_PART, MEDIA_PART = "columns", "keys of messages", "keys of texts", "keys of images and videos"
 # By level: the keys that are refused, with what to do instead.
@@ -325,6 +327,11 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
     MEDIA_PART: {f"{_CLIP} {_SIZE}": "change the file beforehand", _MARKS: _MARKED},
 }
 _OPTIONS = re.compile(r"(answer_?)?(choices|options|candidates)|(?:option|choice|opt)[ _]?(?:[a-j]|\d)|[A-J]")
+
+
+def as_thought(text: str) -> str:
+    """Return a thought in its tags; one that has them is returned unchanged."""
+    return text if "<think>" in text else f"<think>{text}</think>"
 
 
 def check_keys(level: str, given: Mapping[str, Any], columns: Columns, *, where: str | None = None) -> None:

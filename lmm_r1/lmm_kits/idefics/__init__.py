@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -42,6 +43,7 @@ START, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
 # After these, the released tokenizers have further tokens up to the end of a turn, so that 128 follow the language model's.
 RESERVED = tuple(f"<|reserved_special_token_{number}|>" for number in range(88))
+LLAMA_START = "<|begin_of_text|>"
 TINY_TOKENS = TinyTokens(
     special=(UNKNOWN, START, PAD, WHOLE_IMAGE, *PLACES, AROUND_IMAGE, IMAGE, END_OF_TURN),
     end=END_OF_TURN,
@@ -212,6 +214,13 @@ class Idefics3Kit(IdeficsKit):
     """Idefics 3, which the first SmolVLM also is: text and images."""
 
     model_type = "idefics3"
+    # As in Idefics3-8B; SmolVLM's begin like those of the next kit.
+    tiny_tokens = replace(
+        TINY_TOKENS,
+        special=tuple(LLAMA_START if token == START else token for token in TINY_TOKENS.special),
+        roles={**TINY_TOKENS.roles, "bos_token": LLAMA_START},
+        chat_template=TINY_TOKENS.chat_template.replace(START, LLAMA_START),
+    )
     checkpoints = "SmolVLM, Idefics3-8B"
     config_class = Idefics3Config
     model_class = Idefics3ForConditionalGeneration

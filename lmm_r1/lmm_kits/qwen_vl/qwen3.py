@@ -159,8 +159,30 @@ DECAYS = (0.005, 0.1)
 ROTATED, SECTIONS = 0.5, [3, 3, 2]
 
 
+# As the releases from 3.6 on with `preserve_thinking`: the prompt opens a thought, and every answer has one, empty or not.
+_THINKING = """\
+{%- for turn in messages -%}{%- set text -%}
+{%- if turn.content is string -%}{{- turn.content -}}{%- else -%}
+{%- for part in turn.content -%}{{- part.text if part.type == 'text' else MARKS[part.type] -}}{%- endfor -%}
+{%- endif -%}{%- endset -%}
+{%- if turn.role == 'tool' -%}
+{%- if loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{{- '\\n<tool_response>\\n' + text | trim + '\\n</tool_response>' -}}
+{%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+{%- elif turn.role == 'assistant' -%}
+{%- set pieces = ('</think>' + text | trim).split('</think>') -%}
+{{- '<|im_start|>assistant\\n<think>\\n' + pieces[-2].split('<think>')[-1] | trim -}}
+{{- '\\n</think>\\n\\n' + pieces[-1].lstrip('\\n') + '<|im_end|>\\n' -}}
+{%- else -%}{{- '<|im_start|>' + turn.role + '\\n' + text | trim + '<|im_end|>\\n' -}}
+{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+""".replace("MARKS", repr(MARKS))
+
+
 class DeltaNetKit(TimedStepsKit):
     """Linear layers keep a state of fixed size: a matrix per head, and the last inputs of a short convolution."""
+
+    tiny_tokens = TinyTokens(special=SPECIAL_TOKENS, chat_template=_THINKING)
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         """Return both kinds of layers in turn, the last one with full attention, and more heads of values than of keys."""

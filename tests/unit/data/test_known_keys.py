@@ -80,7 +80,8 @@ def test_marks_that_nothing_can_honour_are_refused(tmp_path):
 
 
 VIDEO = ("video_start", "video_end", "nframes", "min_frames", "total_pixels", "resized_height", "resized_width")
-THOUGHTS = ("thinking", "reasoning", "reasoning_content", "tool_calls", "images", "train_detail")
+TURNS = ("reasoning_details", "thinking_blocks", "tool_calls", "images", "train_detail")
+THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 COLUMNS = ("tools", "functions", "audios", "chat_template_kwargs", "enable_thinking")
 DOORS = {
     "messages": ({"messages": [ASKED, said()]}, read_row_file),
@@ -108,9 +109,31 @@ def test_keys_that_others_act_on_are_refused_by_name_through_every_door(door, tm
         given = {"x": 1} if key != "enable_thinking" else False
         assert f'rows.jsonl line 1: the field "{key}" is not read' in refusal({**record, key: given})
     column = next(name for name in ("conversations", "chosen", "messages", "prompt") if name in record)
+    last = record[column][-1]
+    for key in TURNS:
+        assert f'has "{key}", which is not read' in refusal(
+            {**record, column: [*record[column][:-1], {**last, key: "4"}]}
+        )
     for key in THOUGHTS:
-        turns = [*record[column][:-1], {**record[column][-1], key: "so 4"}]
-        assert f'has "{key}", which is not read' in refusal({**record, column: turns})
+        turns = [*record[column][:-1], {**last, key: "so 4"}]
+        if last.get("role", last.get("from")) == "user":
+            assert f'has "{key}", which must be the text of an assistant\'s thought' in refusal(
+                {**record, column: turns}
+            )
+            continue
+        [row] = read(written(tmp_path, {**record, column: turns})).rows.values()
+        said = row.chosen[-1] if door == "pair" else demonstration(row).messages[-1]
+        assert said.parts == (TextPart("<think>so 4</think>4"),)
+        turns[-1]["content" if "content" in last else "value"] = "<think>or 5</think>4"
+        assert f'has two thoughts, in "{key}" and elsewhere' in refusal({**record, column: turns})
+
+
+@pytest.mark.parametrize("response", ["answer", "response"])
+def test_a_thought_in_a_column_of_its_own_opens_the_response(response, tmp_path):
+    for key, thought in (("thinking", "<think>so 4</think>"), ("reasoning_content", "so 4")):
+        file = written(tmp_path, {"prompt": "2+2?", response: "4", key: thought})
+        [row] = read_row_file(file, answer_required=False).rows.values()
+        assert (row.response.parts, row.answer) == ((TextPart("<think>so 4</think>\n\n4"),), "4")
 
 
 @pytest.mark.parametrize("column", [False, True])

@@ -15,7 +15,6 @@ from lmm_r1.models.actor import KitActor
 
 KIT = get_kit("gemma3")
 SMALL, WIDE = picture(56, 56), picture(140, 84)
-IMAGE = "<start_of_image>" + "<image_soft_token>" * 16 + "<end_of_image>"
 TOLERANCE = 1e-4
 
 
@@ -31,25 +30,6 @@ def attend_causally(actor: KitActor) -> torch.utils.hooks.RemovableHandle:
         return args, {key: value for key, value in kwargs.items() if key != "token_type_ids"}
 
     return actor.model.register_forward_pre_hook(forget, with_kwargs=True)
-
-
-def test_a_conversation_reads_as_the_released_template_writes_it(processor):
-    prompt = encode(
-        KIT,
-        processor,
-        [
-            message("system", "Think first."),
-            message("user", " Which digit ", WIDE, "\n is this?\n"),
-            message("assistant", "<answer>4</answer>\n"),
-            message("user", SMALL, SMALL),
-        ],
-    )
-    assert processor.tokenizer.decode(prompt.token_ids) == (
-        f"<bos><start_of_turn>user\nThink first.\n\nWhich digit\n\n{IMAGE}\n\nis this?<end_of_turn>\n"
-        "<start_of_turn>model\n<answer>4</answer><end_of_turn>\n"
-        f"<start_of_turn>user\n\n\n{IMAGE}\n\n\n\n{IMAGE}\n\n<end_of_turn>\n"
-        "<start_of_turn>model\n"
-    )
 
 
 def test_line_breaks_beside_an_image_are_one_token(processor):

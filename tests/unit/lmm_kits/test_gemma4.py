@@ -1,11 +1,9 @@
 import json
 import shutil
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jinja2
 import pytest
 import torch
 from helpers.conversations import message, picture
@@ -14,7 +12,6 @@ from helpers.passes import next_log_probs
 from helpers.tiny_models import encode, make_actor, pad
 from transformers import Gemma4Processor
 
-from lmm_r1.data.messages import to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
@@ -43,27 +40,6 @@ def log_probs(actor: KitActor, prompt: Any) -> torch.Tensor:
 
 def prompts(processor: Gemma4Processor, *conversations: list) -> list:
     return [encode(KIT, processor, messages) for messages in conversations]
-
-
-@pytest.mark.parametrize(
-    "turns",
-    [
-        [message("user", " What is 12 + 34?\n")],
-        [message("system", "Think first."), message("user", "Which digit ", WIDE, " is this?")],
-        [
-            message("user", WIDE, "or", TALL),
-            message("assistant", "<|channel>thought\nA four.<channel|><answer>4</answer>"),
-            message("user", "And 46 + 1?"),
-        ],
-        [message("user", "Think."), message("assistant", "One."), message("assistant", "Two."), message("user", "?")],
-    ],
-    ids=["text", "system turn", "thoughts of an earlier answer", "successive answers"],
-)
-def test_the_tiny_template_writes_what_the_released_one_writes(processor, turns):
-    text = (resources.files("trl") / "chat_templates" / "gemma4.jinja").read_text(encoding="utf-8")
-    released = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(text)
-    wanted = released.render(messages=to_chat(turns), bos_token="<bos>", add_generation_prompt=True)
-    assert KIT.apply_template(processor, turns, add_generation_prompt=True) == wanted
 
 
 def test_an_image_has_the_tokens_of_its_aspect_ratio(processor):

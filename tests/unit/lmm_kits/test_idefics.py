@@ -64,10 +64,10 @@ def test_a_prompt_in_full(name, processor):
     ]
     encoded = encode(get_kit(name), processor, messages)
     written = (
-        "<|im_start|>System: Think first.<end_of_utterance>\nUser:{0}Which digit?<end_of_utterance>\n"
+        "System: Think first.<end_of_utterance>\nUser:{0}Which digit?<end_of_utterance>\n"
         "Assistant: <answer>4</answer><end_of_utterance>\nUser: And {1}{2}<end_of_utterance>\nAssistant:"
     )
-    decode = processor.tokenizer.decode
+    decode, written = processor.tokenizer.decode, processor.tokenizer.bos_token + written
     assert decode(encoded.token_ids) == written.format(tiles(2, 2), tiles(1, 2), tiles(1, 2))
     assert decode(encoded.engine_token_ids) == written.format(*["<image>"] * 3)
     assert encoded.media["pixel_values"].shape == (1, 5 + 3 + 3, 3, 84, 84)

@@ -83,20 +83,6 @@ def test_two_crops_one_above_the_other_are_laid_out_as_drawn_by_hand():
     ]
 
 
-def test_images_are_numbered_through_the_conversation_each_on_a_line_of_its_own(processor):
-    asked = [
-        message("system", "Think."),
-        message("user", WIDE, WIDE, "Add."),
-        message("assistant", "4"),
-        message("user", "And ", WIDE),
-    ]
-    text = KIT.chat_text(processor, asked, add_generation_prompt=True)
-    assert text == (
-        "<|system|>\nThink.<|end|>\n<|user|>\n<|image_1|>\n<|image_2|>\nAdd.<|end|>\n<|assistant|>\n4<|end|>\n"
-        "<|user|>\nAnd <|image_3|>\n<|end|>\n<|assistant|>\n"
-    )
-
-
 def test_a_checkpoint_as_microsoft_writes_it_loads(folder, processor, tmp_path):
     """Settings with remote code, the template in the tokenizer's config, the embedding stored twice."""
     processor.tokenizer.save_pretrained(tmp_path)

@@ -1,16 +1,13 @@
-"""The kits of Qwen3.5: released names and layouts, thinking templates, and vLLM on CPUs in its own ways."""
+"""The kits of Qwen3.5: released names and layouts, and vLLM on CPUs in its own ways."""
 
-import os
 import re
 import shutil
-from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.conversations import message, picture, row
+from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor, reshaped
 from safetensors.torch import load_file, save_file
@@ -18,9 +15,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from lmm_r1.config.shared import Speculation
 from lmm_r1.errors import UserError
-from lmm_r1.generation.request import check_turn_end
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
-from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 DENSE, MIXTURE = get_kit("qwen3_5"), get_kit("qwen3_5_moe")
 LONG = "What is 12 + 34? Which digit does the picture show? " * 12
@@ -130,63 +125,3 @@ def test_guessed_tokens_are_refused_where_the_kernel_is_not_vllms(tiny_checkpoin
     finally:
         # An engine that was not finished leaves its process group behind.
         cleanup_dist_env_and_memory()
-
-
-@pytest.fixture(scope="module", params=["think", "nothink"])
-def released(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path]) -> Any:
-    """A processor with the released template that opens a thought, or with the one that closes an empty one."""
-    template = (resources.files("trl") / "chat_templates" / f"qwen3_5_{request.param}.jinja").read_text(
-        encoding="utf-8"
-    )
-    return DENSE.load_processor(str(tiny_checkpoint("qwen3_5")), trust_remote_code=False, chat_template=template)
-
-
-def opening(processor: Any) -> str:
-    """What the generation prompt has after the mark of the model's turn."""
-    prompt = processor.tokenizer.decode(encode(DENSE, processor, [message("user", "2 + 2?")]).token_ids)
-    before, turn, opened = prompt.partition("<|im_start|>assistant\n")
-    assert (before, turn) == ("<|im_start|>user\n2 + 2?<|im_end|>\n", "<|im_start|>assistant\n")
-    return opened
-
-
-def test_released_templates_open_a_thought_or_close_it(released, tiny_checkpoint):
-    check_turn_end(DENSE, released, path=str(tiny_checkpoint("qwen3_5")), model="--model model")
-    assert opening(released) in ("<think>\n", "<think>\n\n</think>\n\n")
-
-
-def test_what_a_tool_says_is_a_turn_of_the_user_and_the_thought_before_it_stays(released):
-    asked = [
-        message("user", "2 + 2?"),
-        message("assistant", "<think>I look it up.</think>Look."),
-        message("tool", "4"),
-    ]
-    text = released.tokenizer.decode(encode(DENSE, released, asked).token_ids)
-    shown = "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
-    turn = "<|im_start|>assistant\n"
-    assert text.endswith(
-        f"{turn}<think>\nI look it up.\n</think>\n\nLook.<|im_end|>\n{shown}{turn}{opening(released)}"
-    )
-
-
-def sft_sample(processor: Any, answer: str) -> SFTSample:
-    asked = row(message("user", "2 + 2?"), message("assistant", answer))
-    sample = encode_sample(asked, kit=DENSE, processor=processor, max_len=100, every_turn=True)
-    assert sample is not None
-    return sample
-
-
-@pytest.mark.parametrize("answer", ["<think>2 and 2.</think>4", "4"])
-def test_sft_trains_on_what_follows_the_opening_of_the_answer(released, answer):
-    opened, thought = opening(released), "2 and 2." if answer != "4" else ""
-    whole = f"<think>\n{thought}\n</think>\n\n4<|im_end|>"
-    if not whole.startswith(opened.rstrip("\n")):
-        with pytest.raises(UserError, match="the chat template's generation prompt is not how it begins message 2"):
-            sft_sample(released, answer)
-        # What the message says.
-        template = "{%- set enable_thinking = true %}" + released.chat_template
-        folder = released.tokenizer.name_or_path
-        released = DENSE.load_processor(folder, trust_remote_code=False, chat_template=template)
-        opened = opening(released)
-    sample = sft_sample(released, answer)
-    kept = [token for token, kept in zip(sample.token_ids, sample.loss_mask, strict=True) if kept]
-    assert released.tokenizer.decode(kept) == whole.removeprefix(os.path.commonprefix([whole, opened]))
