@@ -214,8 +214,13 @@ class Message:
     parts: tuple[Part, ...]
     loss: bool | None = None
     """Whether the row says that SFT trains on the turn, or does not; None if it does not say."""
-    thought: str | None = None
-    """A thought that the chat template writes before the parts, without its tags; in rows, thoughts are in the parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkingMessage(Message):
+    """A turn of the model as some chat templates take it: its thought is not in its parts, as it is in rows."""
+
+    thought: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,12 +364,11 @@ def describe_video(part: VideoPart) -> str | list[str]:
 
 def to_chat(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the form for chat templates: `[text]` → `"text"`; `[image, text]` → `[{"type": "image"}, {"type": "text", ...}]`."""
-    chat: list[dict[str, object]] = []
-    for message in messages:
-        chat.append({"role": message.role, "content": _content(message, with_sources=False)})
-        if message.thought is not None:
-            chat[-1]["reasoning_content"] = message.thought
-    return chat
+    return [
+        {"role": message.role, "content": _content(message, with_sources=False)}
+        | ({"reasoning_content": message.thought} if isinstance(message, ThinkingMessage) else dict[str, object]())
+        for message in messages
+    ]
 
 
 def to_json(messages: Sequence[Message]) -> str:

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import jinja2
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, merged_texts, to_chat
+from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, ThinkingMessage, VideoPart, merged_texts, to_chat
 from lmm_r1.errors import UserError
 from remote_rm.responses import TAGS
 
@@ -414,13 +414,9 @@ def with_system_placed(kit: LmmKit, processor: Processor, messages: Sequence[Mes
 
 def with_thoughts_apart(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> Sequence[Message]:
     """Return messages with the thoughts that open the model's turns apart, if the chat template wants them so."""
-    found = [_thought_of(message) for message in messages]
-    if not any(found) or _known(kit, processor).thoughts != "apart":
+    if not any(map(_thought_of, messages)) or _known(kit, processor).thoughts != "apart":
         return messages
-    return [
-        replace(message, thought=thought[1], parts=(TextPart(thought[2]), *message.parts[1:])) if thought else message
-        for message, thought in zip(messages, found, strict=True)
-    ]
+    return list(map(_apart, messages))
 
 
 def drops_thought(kit: LmmKit, processor: Processor, message: Message) -> bool:
@@ -431,6 +427,12 @@ def drops_thought(kit: LmmKit, processor: Processor, message: Message) -> bool:
 def _thought_of(message: Message) -> re.Match[str] | None:
     first = message.parts[0] if message.role == "assistant" and message.parts else None
     return _THOUGHT.fullmatch(first.text) if isinstance(first, TextPart) else None
+
+
+def _apart(message: Message) -> Message:
+    if (found := _thought_of(message)) is None:
+        return message
+    return ThinkingMessage(role="assistant", thought=found[1], parts=(TextPart(found[2]), *message.parts[1:]))
 
 
 def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:
@@ -544,7 +546,7 @@ def _turn_tokens(kit: LmmKit, processor: Processor) -> tuple[set[str], bool]:
 def _way_of_thoughts(kit: LmmKit, processor: Processor) -> Literal["kept", "rewritten", "apart", "dropped"]:
     thought, written = f"<think>{_PROBE}</think>12", re.compile(rf"<think>\s*{_PROBE}\s*</think>\s*12")
     texts = []
-    for said in (_said("assistant", thought), replace(_said("assistant", "12"), thought=_PROBE)):
+    for said in (_said("assistant", thought), _apart(_said("assistant", thought))):
         try:
             texts.append(kit.chat_text(processor, [_said("user", "?"), said], add_generation_prompt=False))
         except (UserError, jinja2.TemplateError):

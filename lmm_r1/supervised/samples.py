@@ -168,8 +168,7 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPro
     ids = whole.engine_token_ids
     if drops_thought(kit, processor, row.messages[turn]):
         raise UserError(
-            f"{row.location}: the chat template drops the thought of message {turn + 1}, which would not be learned; give "
-            "another template by --data.tokenizer_chat_template"
+            f"{row.location}: the chat template drops message {turn + 1}'s thought; set --data.tokenizer_chat_template"
         )
     with placed(row.location):
         before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)

@@ -233,7 +233,7 @@ def test_with_a_released_vocabulary_a_thought_is_trained_once_however_a_row_has_
 def test_a_thought_is_written_once_in_its_tags_however_a_row_has_it(kit, file, given):
     for form, answer in FORMS.items():
         if file in DROPPING:
-            with pytest.raises(UserError, match="line 7: the chat template drops the thought of message 2"):
+            with pytest.raises(UserError, match="line 7: the chat template drops message 2's thought"):
                 encode_sample(asked(answer), kit=kit, processor=given, max_len=400, every_turn=True)
             continue
         _, thought, said = re.split("</?think>", written(kit, given, asked(answer).messages, opens=False))

@@ -211,10 +211,9 @@ def _features_of_all_tiles(
 
 
 class Idefics3Kit(IdeficsKit):
-    """Idefics 3, which the first SmolVLM also is: text and images."""
+    """Idefics 3, which the first SmolVLM also is: text and images. Tiny models begin a text as Idefics3-8B does."""
 
     model_type = "idefics3"
-    # As in Idefics3-8B; SmolVLM's begin like those of the next kit.
     tiny_tokens = replace(
         TINY_TOKENS,
         special=tuple(LLAMA_START if token == START else token for token in TINY_TOKENS.special),

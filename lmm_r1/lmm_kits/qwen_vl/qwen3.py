@@ -161,21 +161,17 @@ ROTATED, SECTIONS = 0.5, [3, 3, 2]
 
 # As the releases from 3.6 on with `preserve_thinking`: the prompt opens a thought, and every answer has one, empty or not.
 _THINKING = """\
-{%- for turn in messages -%}{%- set text -%}
-{%- if turn.content is string -%}{{- turn.content -}}{%- else -%}
+{%- for turn in messages -%}{%- set text -%}{%- if turn.content is string -%}{{- turn.content -}}{%- else -%}
 {%- for part in turn.content -%}{{- part.text if part.type == 'text' else MARKS[part.type] -}}{%- endfor -%}
 {%- endif -%}{%- endset -%}
-{%- if turn.role == 'tool' -%}
-{%- if loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{%- if turn.role == 'tool' -%}{%- if loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
 {{- '\\n<tool_response>\\n' + text | trim + '\\n</tool_response>' -}}
 {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
-{%- elif turn.role == 'assistant' -%}
-{%- set pieces = ('</think>' + text | trim).split('</think>') -%}
+{%- elif turn.role == 'assistant' -%}{%- set pieces = ('</think>' + text | trim).split('</think>') -%}
 {{- '<|im_start|>assistant\\n<think>\\n' + pieces[-2].split('<think>')[-1] | trim -}}
 {{- '\\n</think>\\n\\n' + pieces[-1].lstrip('\\n') + '<|im_end|>\\n' -}}
 {%- else -%}{{- '<|im_start|>' + turn.role + '\\n' + text | trim + '<|im_end|>\\n' -}}
-{%- endif -%}{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
 """.replace("MARKS", repr(MARKS))
 
 
