@@ -19,6 +19,7 @@ from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import function_file
 
+logger = logging.getLogger(__name__)
 Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 
 # OpenRLHF's defaults.
@@ -129,8 +130,6 @@ def _processes(config: PPOConfig) -> int:
     shared = config.ds.tensor_parallel_size * config.ds.ulysses_size
     return math.lcm(*(max(1, gpus // shared) for gpus in model_gpus(config).values()))
 
-
-logger = logging.getLogger(__name__)
 
 CPUINFO = Path("/proc/cpuinfo")
 # Of x86 and ARM.

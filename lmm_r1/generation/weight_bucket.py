@@ -12,8 +12,6 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 # Gathered and copied into a buffer, in addition to the model, and sent in one call to each engine.
 BUCKET_BYTES = 512 * 2**20
-
-
 # Every weight starts at a multiple of it, so that it can be viewed with any dtype.
 ALIGNMENT = 256
 

@@ -400,8 +400,7 @@ def as_bordered_text(
     messages = with_system_placed(kit, processor, messages)
     kept = _known(kit, processor).thoughts == "kept"
     bordered = [_bordered(_marked_message(message, control), keeps_thoughts=kept) for message in messages]
-    bordered = [*with_thoughts_apart(kit, processor, bordered)]
-    return own, bordered, kit.tokenizer_of(own).convert_tokens_to_ids(BORDER)
+    return own, [*with_thoughts_apart(kit, processor, bordered)], kit.tokenizer_of(own).convert_tokens_to_ids(BORDER)
 
 
 def with_system_placed(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> Sequence[Message]:
