@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml setup.py compat/install.sh $(wildcard compat/flash-attn
 demo: $(STAMP)
 	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) ARCH=$(ARCH) examples/scripts/demo.sh $(DEMO)
 
-# The curriculum on released weights of two packages of the Python index, in about half an hour on two cores.
+# FRE on released weights from a package of the Python index, in about a quarter of an hour on two cores.
 released: $(STAMP)
 	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) examples/scripts/released.sh runs/released
 

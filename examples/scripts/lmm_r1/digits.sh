@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Sourced by the demo, the released curriculum and the loops: a tiny model and rows of the task `digits`, in ROOT, for SEED.
+# Sourced by the demo, make released and the loops: a tiny model and rows of the task `digits`, in ROOT, for SEED.
 : "${SCRIPTS:?digits.sh must be sourced after common.sh}"
-: "${ARCH:=qwen2_5_vl}" "${DEMO:=demo}"
+: "${ARCH:=qwen2_5_vl}" "${ROW_SETTINGS:=demo}"
 
-# demo_config NAME: the settings NAME of DEMO, in the file of the architecture where it has one of its own.
+# demo_config NAME: the settings NAME in ROW_SETTINGS, in the file of the architecture where it has one of its own.
 demo_config() {
-  local folder=$SCRIPTS/configs/$DEMO
+  local folder=$SCRIPTS/configs/$ROW_SETTINGS
   [[ ! -f $folder/$ARCH/$1.yaml ]] || folder=$folder/$ARCH
   echo "$folder/$1.yaml"
 }
@@ -23,14 +23,9 @@ digits() {
     --seed "$SEED" --output "$ROOT/tiny"
   rows first_solutions --config "$(demo_config first_rows)" --modality mixed --split train --solutions
   rows then_solutions --config "$(demo_config then_rows)" --modality mixed --split train --solutions
-  held_out_rows
-  SFT_DATA=$ROOT/data/first_solutions,$ROOT/data/then_solutions
-  SFT_CONFIG=$(demo_config cold_start)
-}
-
-# shellcheck disable=SC2034
-held_out_rows() {
   rows text_test --modality text --split test --rows 200
   rows image_test --modality image --split test --rows 200
+  SFT_DATA=$ROOT/data/first_solutions,$ROOT/data/then_solutions
+  SFT_CONFIG=$(demo_config cold_start)
   EVAL_TEXT=$ROOT/data/text_test EVAL_IMAGE=$ROOT/data/image_test
 }
