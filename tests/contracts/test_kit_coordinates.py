@@ -17,8 +17,9 @@ from lmm_r1.generation.request import PromptCodec
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import RowClient, make_scorer
-from remote_rm.box_verifier import BoxVerifier, reward_func
+from remote_rm.box_verifier import BoxVerifier
 from remote_rm.client import SentSample, _payload
+from remote_rm.reward_function import reward_func_of
 from remote_rm.service.app import create_app
 from remote_rm.verifier import Score
 
@@ -98,5 +99,5 @@ def test_scales_travel_to_a_reward_server_without_a_flag(shown):
 def test_a_function_in_a_file_is_given_them_too(shown):
     made = shown("qwen2_5_vl", max_pixels=MOST_PIXELS)
     given = {"responses": [WRITTEN["qwen2_5_vl"]], "image_scales": [made.prompt.image_scales], "images": [[]]}
-    reply = reward_func(["q"], ["p"], [made.row.answer], **given)
+    reply = reward_func_of("box")(["q"], ["p"], [made.row.answer], **given)
     assert reply["scores"] == pytest.approx([1.0])
