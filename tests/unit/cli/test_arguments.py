@@ -207,10 +207,7 @@ def test_the_dispatcher_knows_its_version(capsys):
 
 def test_help_lists_the_commands_or_the_flags_of_one(capsys):
     main(["help"])
-    page = capsys.readouterr().out
-    assert page.startswith("usage: lmm-r1 COMMAND [FLAGS]\n\nstart and plan:\n  init ")
-    assert "\n\ntrain:\n  train_ppo_ray " in page
-    assert "\n\nserve:\n  serve_verifier " in page
+    assert "\n\ntrain:\n  train_ppo_ray " in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         main(["help", "report"])
     assert ended.value.code == 0

@@ -71,8 +71,7 @@ def test_a_mistake_is_one_sentence_and_code_1(tmp_path, capsys, monkeypatch, run
 
     assert caught.value.code == 1
     error = capsys.readouterr().err
-    assert error.startswith("lmm-r1 report: error: ")
-    assert complaint in error
+    assert error.startswith("lmm-r1 report: error: ") and complaint in error
     assert error.count("\n") == 1
 
 

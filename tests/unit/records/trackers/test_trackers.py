@@ -103,12 +103,6 @@ def test_a_tracker_that_cannot_start_stops_the_run_with_its_reason(tmp_path):
         open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=False)
 
 
-def test_a_damaged_record_is_told_with_what_to_do(tmp_path):
-    (tmp_path / "trackers.json").write_text('{"tensorboard": ')
-    with pytest.raises(UserError, match="trackers.json: not a JSON file"):
-        open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=True)
-
-
 def test_a_rollout_becomes_a_row_of_the_table():
     image = {"type": "image", "image": "images/a.png"}
     messages = [
@@ -137,8 +131,7 @@ def test_a_rollout_becomes_a_row_of_the_table():
 
 def test_an_episode_becomes_a_row_with_all_its_turns():
     seen = RecordedTurn(
-        role="user",
-        parts=(RecordedPart(kind="text", value="See "), RecordedPart(kind="image", value="images/b.png")),
+        role="user", parts=(RecordedPart(kind="text", value="See "), RecordedPart(kind="image", value="images/b.png"))
     )
     response = SampledResponse(
         step=1,

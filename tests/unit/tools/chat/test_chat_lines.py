@@ -134,7 +134,6 @@ def test_a_stopped_answer_stays_in_a_terminal_and_ends_a_pipe(capsys):
 def test_unknown_commands_are_refused_help_lists_all_and_two_slashes_begin_a_message(capsys):
     talk = chat(answer("a root"))
     assert failure(capsys, talk, "/imgae a.png") == "error: unknown command /imgae a.png; did you mean /image?"
-    assert failure(capsys, talk, "/xyzzy") == "error: unknown command /xyzzy; /help lists them"
     assert talk.run(["/help", "//etc is what?"])
     said = capsys.readouterr().err
     assert all(f"{name} " in said for name in COMMANDS)
