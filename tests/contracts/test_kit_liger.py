@@ -38,6 +38,7 @@ def interpreting() -> Iterator[ProcessPoolExecutor]:
         yield process
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", KITS)
 def test_log_probs_and_gradients_are_those_without_the_kernels(name, tiny_checkpoint, interpreting):
     """Of groups with a shared prefix, in fp32: all weights, then adapters with gradient checkpointing."""

@@ -175,9 +175,7 @@ def real(built_once: Callable[..., Path], tiny_checkpoint: Callable[[str], Path]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "vocabulary"), [("qwen3_5", "qwen3_6"), ("qwen2_5_vl", "qwen"), ("qwen3_vl", "qwen")]
-)
+@pytest.mark.parametrize(("name", "vocabulary"), [("qwen3_5", "qwen3_6"), ("qwen3_vl", "qwen")])
 def test_with_a_released_vocabulary_ids_are_those_of_transformers(kit, name, vocabulary, real):
     for file in VISUAL[name]:
         check(kit, real(name, vocabulary, released(file)), file, template=released(file))
